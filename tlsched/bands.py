@@ -1,0 +1,87 @@
+"""The marks: one table that joins lane, socket priority, DSCP and traffic class.
+
+Everything else (the qdisc tree, the classifier's map, the training shim, the status
+display) reads it from here. A local packet belongs to lane *i* only if its socket
+priority **and** its DSCP are lane *i*'s; all others belong to the default band.
+
+Sources: DSCP code points are those of RFC 2474 (CS), RFC 2597 (AF) and RFC 4594; socket
+priorities are ``SO_PRIORITY`` of socket(7): 0 to 6 need no privilege.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tlsched.errors import ConfigError
+
+LANE_COUNT = 6
+DEFAULT_DSCPS: tuple[int, ...] = (40, 32, 24, 16, 10, 8)  # CS5 CS4 CS3 CS2 AF11 CS1
+NETWORK_CONTROL_DSCPS = frozenset({48, 56})  # CS6, CS7: routing protocols (RFC 4594, section 3.2)
+DEFAULT_BAND = "default"
+
+# Major number of our root qdisc. It tells ours from another's: `tc qdisc` shows "7150:".
+MAJOR = 0x7150
+ROOT_HANDLE = MAJOR << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One class of the qdisc tree, and the marks that lead a packet into it.
+
+    ``priority`` (``SO_PRIORITY``) and ``dscp`` (0 to 63) are None for the default band,
+    which takes whatever no lane claims. ``order`` is the strict order of service, 0 first.
+    """
+
+    name: str
+    order: int
+    priority: int | None
+    dscp: int | None
+
+    @property
+    def minor(self) -> int:
+        """Minor number of the band's class (0x10 for the first band)."""
+        return 0x10 + self.order
+
+    @property
+    def classid(self) -> int:
+        """The band's class as the kernel's 32-bit handle, which is also its ``skb->priority``."""
+        return ROOT_HANDLE | self.minor
+
+    @property
+    def tos(self) -> int | None:
+        """The IPv4 TOS or IPv6 traffic-class byte with the ECN bits clear (RFC 3168)."""
+        return None if self.dscp is None else self.dscp << 2
+
+
+def lane_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:
+    """The lanes' bands, most urgent first, with the administrator's ``dscps``.
+
+    Raises ConfigError when ``dscps`` is not six distinct code points between 1 and 63, or
+    takes one that belongs to network control.
+    """
+    if len(dscps) != LANE_COUNT or len(set(dscps)) != LANE_COUNT:
+        raise ConfigError(
+            f"{LANE_COUNT} distinct DSCPs are needed, got {list(dscps)}",
+            hint="give one code point for each lane, most urgent first",
+        )
+    for dscp in dscps:
+        if not 1 <= dscp <= 63:
+            raise ConfigError(
+                f"DSCP {dscp} is out of range", hint="use 1 to 63; 0 is everybody's default"
+            )
+        if dscp in NETWORK_CONTROL_DSCPS:
+            raise ConfigError(
+                f"DSCP {dscp} belongs to network control (RFC 4594)",
+                hint="use another code point: routing protocols depend on this one",
+            )
+    return tuple(
+        Band(f"lane{lane}", order=lane, priority=LANE_COUNT - lane, dscp=dscp)
+        for lane, dscp in enumerate(dscps)
+    )
+
+
+def all_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:
+    """The lanes' bands, then the default band (same errors as :func:`lane_bands`)."""
+    default = Band(DEFAULT_BAND, order=LANE_COUNT, priority=None, dscp=None)
+    return (*lane_bands(dscps), default)

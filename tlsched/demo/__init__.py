@@ -1,0 +1,1 @@
+"""The demonstration: DDP and tlsched side by side on an emulated cluster."""

@@ -1,0 +1,1 @@
+"""The classifier: the BPF programs, and how they are loaded and read."""

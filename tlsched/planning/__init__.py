@@ -1,0 +1,1 @@
+"""Pure thinking about order: no torch, no clock, no sockets."""

@@ -1,0 +1,1 @@
+"""The training process: everything that touches torch."""

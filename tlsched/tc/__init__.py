@@ -1,0 +1,1 @@
+"""The link: desired qdisc tree, its difference from what is there, and the kernel."""
