@@ -1,0 +1,76 @@
+"""What all tests share: root is demanded, namespaces are lent, leaks fail the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+
+from tests import leaks, netns
+
+NEEDS_ROOT = 'needs root: run `sudo make test`; `pytest -m "not root"` runs the other tests'
+
+
+def _demand_root() -> None:
+    if os.geteuid() != 0:
+        pytest.fail(NEEDS_ROOT, pytrace=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root"):
+        _demand_root()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A root test that skips is a failure: only a kernel without the feature excuses it."""
+    report = yield
+    if report.skipped and item.get_closest_marker("root") and not hasattr(report, "wasxfail"):
+        reason = str(call.excinfo.value) if call.excinfo else ""
+        if "kernel lacks" not in reason:
+            report.outcome = "failed"
+            report.longrepr = f'a root test may only skip with a reason "kernel lacks …": {reason}'
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fail the run, naming it, when a namespace, qdisc or program of ours outlives the tests."""
+    if os.geteuid() != 0:
+        yield
+        return
+    netns.remove_leftovers()
+    before = leaks.observe()
+    yield
+    left = leaks.left_behind(before)
+    if left:
+        pytest.fail("left behind by the tests: " + ", ".join(left), pytrace=False)
+
+
+@pytest.fixture
+def make_netns() -> Iterator[Callable[[], netns.Namespace]]:
+    """A function that makes an empty namespace; all of them go with the test."""
+    _demand_root()
+    before = netns.namespaces()
+    yield netns.make_namespace
+    _remove_new(before)
+
+
+@pytest.fixture
+def netns_pair() -> Iterator[netns.Pair]:
+    """Two namespaces joined by a veth, ``.a`` and ``.b``, each with ``dev, v4, v6, mac``."""
+    _demand_root()
+    before = netns.namespaces()
+    try:
+        yield netns.make_pair()
+    finally:
+        _remove_new(before)
+
+
+def _remove_new(before: set[str]) -> None:
+    for name in netns.namespaces() - before:
+        if netns.owner_pid(name) == os.getpid():
+            netns.remove(name)
