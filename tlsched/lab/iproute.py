@@ -1,0 +1,94 @@
+"""iproute2 by its batch and JSON interfaces: argument lists in, JSON out, no text taken apart."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tlsched.errors import FeatureMissing, LabError, PermissionMissing
+
+TIMEOUT_S = 30.0
+_NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
+_KIND = re.compile(r"\b(veth|bridge|macvlan|htb|bfifo)\b")
+
+
+def require() -> None:
+    """Raise PermissionMissing or FeatureMissing unless labs can be built here. Changes nothing."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if missing:
+        raise PermissionMissing(
+            f"a lab needs {' and '.join(missing)}", hint="run it as root, for instance with sudo"
+        )
+    for program, package in _NEEDED.items():
+        if shutil.which(program) is None:
+            raise FeatureMissing(f"`{program}` is not installed", hint=f"install {package}")
+
+
+def batch(program: str, lines: Sequence[str], namespace: str | None = None) -> None:
+    """Run ``lines`` by ``program`` (ip or tc), in ``namespace``; the first failure ends it.
+
+    Raises FeatureMissing naming the kind of link or qdisc that the kernel lacks, else LabError.
+    """
+    argv = [program, *_in(namespace), "-batch", "-"]
+    done = _run(argv, "\n".join(lines) + "\n")
+    if done.returncode == 0:
+        return
+    line, reason = _failure(done.stderr, lines)
+    kind = _KIND.search(line)
+    if kind and re.search(r"unknown|not supported", reason, re.IGNORECASE):
+        raise FeatureMissing(
+            f"this kernel has no {kind[0]}: {reason}",
+            hint=f"load or build the kernel's {kind[0]} support",
+        )
+    raise LabError(
+        f"`{program} {line}` failed: {reason}", hint="see the kernel's log; nothing is left behind"
+    )
+
+
+def query(program: str, arguments: Sequence[str], namespace: str | None = None) -> list[Any]:
+    """What ``program -json`` says, as the list that it prints."""
+    done = _run([program, "-json", *_in(namespace), *arguments], "")
+    if done.returncode != 0:
+        raise LabError(
+            f"`{program} {' '.join(arguments)}` failed: {done.stderr.strip()}",
+            hint="is the lab still up? see `tlsched lab status`",
+        )
+    return json.loads(done.stdout) if done.stdout.strip() else []
+
+
+def version() -> str:
+    """What ``ip -Version`` prints."""
+    return _run(["ip", "-Version"], "").stdout.strip()
+
+
+def _in(namespace: str | None) -> list[str]:
+    return [] if namespace is None else ["-netns", namespace]
+
+
+def _run(argv: Sequence[str], lines: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            argv, input=lines, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(
+            f"`{' '.join(argv)}` took longer than {TIMEOUT_S:.0f} s",
+            hint="look at the machine's load",
+        ) from None
+
+
+def _failure(stderr: str, lines: Sequence[str]) -> tuple[str, str]:
+    """The line that failed and the reason, for people to read ("Command failed -:3")."""
+    messages = [line.strip() for line in stderr.splitlines() if line.strip()]
+    place = re.search(r"Command failed -:(\d+)", stderr)
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else lines[0]
+    reasons = [message for message in messages if not message.startswith("Command failed")]
+    return line, " ".join(reasons) or "no reason given"
