@@ -99,13 +99,13 @@ def port(index: int) -> str:
 
 
 def burst_bytes(rate_bps: int) -> int:
-    """Token bucket: four GSO packets of 64 KiB, or 1 ms of the rate if that is more."""
-    return max(256 * 1024, rate_bps // 8 // 1000)
+    """Token bucket: 3 ms of the rate, at least two GSO packets of 64 KiB."""
+    return max(128 * 1024, rate_bps // 8 * 3 // 1000)
 
 
 def queue_bytes(rate_bps: int) -> int:
-    """Longest queue of a limiter: 10 ms of the rate, but at least eight GSO packets of 64 KiB."""
-    return max(512 * 1024, rate_bps // 8 // 100)
+    """Longest queue of a limiter: 10 ms of the rate, at least four GSO packets of 64 KiB."""
+    return max(256 * 1024, rate_bps // 8 // 100)
 
 
 def switch_links(topology: Topology) -> list[str]:
