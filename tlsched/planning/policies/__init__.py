@@ -1,0 +1,37 @@
+"""The policies: who decides the order in which buckets are sent.
+
+A policy is a pure state machine: it is told that a bucket's gradient is complete and answers which
+buckets to hand to which lane now. It knows no torch, no clock and no socket, so that a simulator and
+a training process can run the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tlsched.errors import ConfigError
+from tlsched.planning.plan import Plan
+from tlsched.planning.policies.base import Policy, Send
+from tlsched.planning.policies.fifo import fifo
+from tlsched.planning.policies.kernel import kernel, lanes
+from tlsched.planning.policies.sync import sync
+
+POLICIES: dict[str, Callable[[Plan], Policy]] = {
+    "sync": sync,
+    "fifo": fifo,
+    "lanes": lanes,
+    "kernel": kernel,
+}
+
+__all__ = ["POLICIES", "Policy", "Send", "make_policy"]
+
+
+def make_policy(name: str, plan: Plan) -> Policy:
+    """The policy called ``name`` for ``plan``; ConfigError lists the names when there is none."""
+    try:
+        factory = POLICIES[name]
+    except KeyError:
+        raise ConfigError(
+            f"there is no policy {name!r}", hint=f"use one of {', '.join(POLICIES)}"
+        ) from None
+    return factory(plan)

@@ -1,0 +1,173 @@
+"""The gradients' way: backward fills buckets, complete buckets go to their lane by the policy.
+
+A *round* is one backward. Each bucket is launched once in it, inside its lane in an order that all
+ranks share; what backward did not reach is launched when the round closes, with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn import Parameter
+
+from tlsched.errors import CommunicationError, ModelRefused
+from tlsched.planning.policies import Policy, Send
+from tlsched.shim.bucket import Bucket
+from tlsched.shim.lanes import Lane
+from tlsched.shim.trace import Trace
+
+
+class Gradients:
+    """Hooks on the parameters, the buckets they fill, and the lanes the buckets take.
+
+    With ``learning``, nothing is launched before the round closes, and what is learned is kept:
+    ``ready_order`` (names in the order of their gradients) and ``firings`` (how often backward
+    accumulates into each parameter: more than once under reentrant checkpointing).
+    """
+
+    def __init__(
+        self,
+        names: dict[Parameter, str],
+        policy: Policy,
+        lanes: Sequence[Lane],
+        timeout_s: float,
+        *,
+        learning: bool,
+        firings: dict[str, int] | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.policy = policy
+        self.enabled = True
+        self.learning = learning
+        self.ready_order: list[str] = []
+        self.firings: dict[str, int] = firings or {}
+        self._names = names
+        self._lanes = lanes
+        self._timeout_s = timeout_s
+        self._trace = trace
+        self._round_open = False
+        self._fired: dict[str, int] = {}
+        self._late: set[int] = set()
+        parameters = {name: parameter for parameter, name in names.items()}
+        size = lanes[0].group.size()
+        self.buckets = tuple(
+            Bucket(i, b.names, [parameters[n] for n in b.names], size, self._wait)
+            for i, b in enumerate(policy.plan.buckets)
+        )
+        self.place = {
+            parameter: (bucket, index)
+            for bucket in self.buckets
+            for index, parameter in enumerate(bucket.parameters)
+        }
+        with torch.no_grad():
+            for bucket in self.buckets:
+                bucket.lane = policy.plan.buckets[bucket.index].lane
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            for parameter in self.place
+        ]
+
+    def close(self) -> None:
+        """Take the hooks away and leave ordinary tensors in ``p.grad``."""
+        for hook in self._hooks:
+            hook.remove()
+        for bucket in self.buckets:
+            bucket.release()
+
+    def settle(self, buckets: Iterable[Bucket] | None = None) -> None:
+        """Wait for ``buckets`` (default: all) and do the updates that are due on them."""
+        self.close_round()
+        for bucket in self.buckets if buckets is None else buckets:
+            bucket.settle()
+
+    def close_round(self) -> None:
+        """Launch what backward did not reach, in the order that all ranks share."""
+        if not self._round_open:
+            return
+        self._round_open = False
+        with torch.no_grad():
+            for index in self.policy.plan.launch_order:
+                bucket = self.buckets[index]
+                if not bucket.launched:
+                    bucket.fill_rest()
+                    self._launch(self.policy.complete(index))
+            for index in self.policy.plan.launch_order:
+                if index in self._late:
+                    self._launch_again(self.buckets[index])
+            for bucket in self.buckets:
+                # A rank that produced no gradient cannot promise one: it may turn out to be None.
+                if not bucket.everywhere_used:
+                    bucket.settle()
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        if not self.enabled:
+            return
+        name = self._names[parameter]
+        gradient = parameter.grad
+        if gradient is None or gradient.layout != torch.strided:
+            raise ModelRefused(
+                f"the gradient of {name} is not a dense tensor",
+                hint="use dense gradients (nn.Embedding(sparse=False)) under tlsched.schedule()",
+            )
+        with torch.no_grad():
+            if not self._round_open:
+                self._open_round()
+            self._fired[name] = self._fired.get(name, 0) + 1
+            if self.learning:
+                self._learn(name)
+                return
+            bucket, index = self.place[parameter]
+            if bucket.launched:
+                self._late.add(bucket.index)
+            elif self._fired[name] >= self.firings.get(name, 1) and bucket.fill(index):
+                self._launch(self.policy.complete(bucket.index))
+
+    def _open_round(self) -> None:
+        self._round_open = True
+        self._fired.clear()
+        self._late.clear()
+        self.policy.start_round()
+        for bucket in self.buckets:
+            bucket.reset()
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)  # type: ignore[attr-defined]  # DDP's own way; not in the stubs
+
+    def _on_backward_end(self) -> None:
+        # Reentrant checkpointing runs a backward inside a backward node; only the outermost closes.
+        if torch._C._current_autograd_node() is None:
+            self.close_round()
+
+    def _learn(self, name: str) -> None:
+        self.firings[name] = max(self.firings.get(name, 1), self._fired[name])
+        if name in self.ready_order:
+            self.ready_order.remove(name)
+        self.ready_order.append(name)
+
+    def _launch(self, sends: Iterable[Send]) -> None:
+        for send in sends:
+            self._start(self.buckets[send.bucket])
+
+    def _launch_again(self, bucket: Bucket) -> None:
+        """Average a bucket once more: a gradient came after its launch."""
+        bucket.reset()
+        bucket.fill_rest()
+        self._start(bucket)
+
+    def _start(self, bucket: Bucket) -> None:
+        bucket.launch(self._lanes[bucket.lane].all_reduce)
+        if self._trace is not None and bucket.work is not None:
+            self._trace.ready(bucket.index, bucket.work.get_future())
+
+    def _wait(self, bucket: Bucket, work: dist.Work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            lane = self._lanes[bucket.lane]
+            rank = lane.rank_of(str(error))
+            who = "a rank" if rank is None else f"rank {rank}"
+            raise CommunicationError(
+                f"averaging bucket {bucket.index} ({bucket.names[0]}, …) on lane {bucket.lane} "
+                f"failed: {who} left or did not answer within {self._timeout_s:g} s",
+                hint="see that rank's own error; every rank must run the same number of backwards",
+            ) from error
