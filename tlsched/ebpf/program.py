@@ -90,7 +90,7 @@ def load(bands: Sequence[Band]) -> Classifier:
     with _one_load_at_a_time, _Diagnostics() as diagnostics, _stub_headers():
         module = _compile(bcc, diagnostics)
         try:
-            maps.write_marks(module[abi.MARKS_MAP].map_fd, bands)
+            maps.write_marks(module[abi.MARKS_MAP.encode()].map_fd, bands)
             fd = _load_function(bcc, module, diagnostics)
         finally:
             module.cleanup()
@@ -110,7 +110,7 @@ def _compile(bcc: ModuleType, diagnostics: _Diagnostics) -> Any:
 def _load_function(bcc: ModuleType, module: Any, diagnostics: _Diagnostics) -> int:
     """The loaded program's descriptor, which stays open when bcc closes its own."""
     try:
-        function = module.load_func(abi.PROGRAM_NAME, bcc.BPF.SCHED_CLS)
+        function = module.load_func(abi.PROGRAM_NAME.encode(), bcc.BPF.SCHED_CLS)
     except Exception as error:  # bcc raises nothing more specific
         raise diagnostics.explain("load", error) from error
     return fcntl.fcntl(function.fd, fcntl.F_DUPFD_CLOEXEC, 0)
