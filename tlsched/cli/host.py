@@ -1,0 +1,157 @@
+"""attach, detach, status: the commands of the host's administrator."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tlsched.config import DEFAULT_SHARE, LinkSettings, format_rate, parse_rate
+
+if TYPE_CHECKING:
+    from tlsched.control import LinkStatus, Outcome
+
+EXIT_DETACHED, EXIT_DRIFTED = 3, 4
+
+Iface = Annotated[str, typer.Option("--iface", "-i", help="Interface, as `ip link` names it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be changed, and stop.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands to ``app``."""
+    app.command()(attach)
+    app.command()(detach)
+    app.command()(status)
+
+
+def attach(
+    iface: Iface,
+    rate: Annotated[
+        str, typer.Option(help='The link\'s rate: "1gbit", "2.5gbit", "100mbit", or bit/s.')
+    ],
+    share: Annotated[
+        float, typer.Option(help="Part of the rate that all other traffic always gets.")
+    ] = DEFAULT_SHARE,
+    replace_root: Annotated[
+        bool,
+        typer.Option("--replace-root", help="Replace a root qdisc that somebody configured."),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Let the kernel serve the lanes of an interface in strict order.
+
+    Puts a qdisc tree at the interface's root and a classifier before it. Nothing stays
+    running. Attaching again with other settings changes them in place; with the same ones it
+    does nothing. A failure half-way is undone.
+
+    Examples:
+
+      tlsched attach --iface eth0 --rate 10gbit --dry-run
+
+      tlsched attach --iface eth0 --rate 10gbit
+
+      tlsched attach --iface eth0 --rate 9.5gbit --share 0.1
+
+    Exit codes: 0 attached (or already so), 1 a change failed and was undone, 2 bad input,
+    missing permission or missing feature: nothing was changed.
+    """
+    from tlsched import control
+
+    settings = LinkSettings(iface, parse_rate(rate), default_share=share)
+    _print_outcome(control.attach(settings, dry_run=dry_run, replace_root=replace_root), as_json)
+
+
+def detach(iface: Iface, dry_run: DryRun = False, as_json: Json = False) -> None:
+    """Remove what attach put on an interface, and nothing else.
+
+    The kernel's default qdisc returns. Where nothing is attached there is nothing to do.
+
+    Example:
+
+      tlsched detach --iface eth0
+
+    Exit codes: as of attach.
+    """
+    from tlsched import control
+
+    _print_outcome(control.detach(iface, dry_run=dry_run), as_json)
+
+
+def status(
+    iface: Annotated[
+        str | None,
+        typer.Option("--iface", "-i", help="One interface; all that are attached without it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is attached, whether it still is as it was set up, and the bands' counters.
+
+    Everything is read from the kernel. --json prints a list with one object for each
+    interface, also when --iface names one.
+
+    Examples:
+
+      tlsched status
+
+      tlsched status --iface eth0 --json
+
+    Exit codes: 0 attached, 2 bad input, 3 not attached, 4 drifted: somebody changed it (attach
+    again to mend it).
+    """
+    from tlsched import control
+
+    links = control.status(iface)
+    if as_json:
+        _print_json([link.as_dict() for link in links])
+    else:
+        _print_links(links)
+    states = {link.state for link in links}
+    if "drifted" in states:
+        raise typer.Exit(EXIT_DRIFTED)
+    if "attached" not in states:
+        raise typer.Exit(EXIT_DETACHED)
+
+
+def _print_outcome(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        _print_json(outcome.as_dict())
+        return
+    for line in outcome.changes:
+        typer.echo(f"{outcome.iface}: {line}")
+    would = " (dry run: nothing was changed)" if outcome.dry_run and outcome.changes else ""
+    typer.echo(f"{outcome.iface}: {outcome.result}{would}")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _print_links(links: list[LinkStatus]) -> None:
+    if not links:
+        typer.echo("no interface is attached")
+    for link in links:
+        rate = "" if link.rate_bps is None else f", {format_rate(link.rate_bps)}"
+        classifier = link.classifier or "no classifier"
+        typer.echo(f"{link.iface}: {link.state}{rate} (qdisc {link.qdisc}, {classifier})")
+        for line in link.drift:
+            typer.echo(f"  drift: {line}")
+        if link.bands:
+            _print_bands(link)
+
+
+def _print_bands(link: LinkStatus) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table.add_column("band")
+    for title in ("priority", "dscp", "packets", "bytes", "backlog", "drops"):
+        table.add_column(title, justify="right")
+    for band in link.bands:
+        marks = ["-" if mark is None else str(mark) for mark in (band.priority, band.dscp)]
+        counts = (band.packets, band.bytes, band.backlog_bytes, band.drops)
+        table.add_row(band.name, *marks, *map(str, counts))
+    Console(highlight=False).print(table)

@@ -1,0 +1,210 @@
+"""Attach a link, detach it: lock, read, plan, apply, read again and compare, or undo.
+
+Nothing stays behind but the qdiscs and the filter, which holds its program; no file says what
+was done. :func:`status`, in :mod:`tlsched.linkstatus`, reads all of it back from the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tlsched.config import LinkSettings, check_iface
+from tlsched.errors import (
+    ApplyError,
+    ForeignQdisc,
+    HostError,
+    TlschedError,
+)
+from tlsched.linkstatus import LinkStatus, marks_match, status
+from tlsched.tc import diff
+from tlsched.tc.changes import Change, SetFilter, show
+from tlsched.tc.kernel import Kernel, interface_index
+from tlsched.tc.lock import interface_lock
+from tlsched.tc.observed import Observed
+from tlsched.tc.tree import Tree, desired_tree
+
+if TYPE_CHECKING:
+    from tlsched.ebpf.program import Classifier
+
+__all__ = ["LinkStatus", "Outcome", "attach", "detach", "status"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What attach or detach did, or in a dry run would do.
+
+    ``result`` is "attached", "changed", "unchanged" or "detached"; ``changes`` the lines of the
+    changes in their order, none when nothing was to do.
+    """
+
+    iface: str
+    result: str
+    changes: tuple[str, ...]
+    dry_run: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as the command line prints it with --json."""
+        return {**asdict(self), "changes": list(self.changes)}
+
+
+def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool = False) -> Outcome:
+    """Make the link what ``settings`` say. Does nothing when it is so already.
+
+    A root qdisc that somebody configured is refused unless ``replace_root``; it cannot be
+    restored later. Raises HostError and its kin before anything is changed, and ApplyError
+    when a change failed; then what had been changed is undone.
+    """
+    from tlsched.ebpf import program  # detach and status need no compiler
+
+    tree = desired_tree(settings.rate_bps, settings.share_bps, settings.bands)
+    with Kernel() as kernel, _lock(settings.iface, dry_run):
+        before = kernel.read(settings.iface)
+        if before.has_foreign_root and not replace_root:
+            raise _foreign(before)
+        with program.load(settings.bands) as classifier:
+            keep = _is_current(before, classifier, settings)
+            changes = diff.attach_changes(before, tree, keep_program=keep)
+            result = "changed" if before.carries_ours else "attached"
+            result = result if changes else "unchanged"
+            if not dry_run:
+                _carry_out(kernel, before, changes, classifier, tree)
+            return _outcome(settings.iface, result, changes, dry_run)
+
+
+def detach(iface: str, *, dry_run: bool = False) -> Outcome:
+    """Remove all that is tlsched's from the interface, and nothing else.
+
+    Does nothing where nothing is ours. The kernel's default qdisc returns, whatever was there
+    before attach. Raises HostError and its kin, or ApplyError as :func:`attach` does.
+    """
+    check_iface(iface)
+    with Kernel() as kernel, _lock(iface, dry_run):
+        before = kernel.read(iface)
+        changes = diff.detach_changes(before)
+        if not dry_run:
+            _carry_out(kernel, before, changes, None, None)
+        return _outcome(iface, "detached" if changes else "unchanged", changes, dry_run)
+
+
+def _outcome(iface: str, result: str, changes: list[Change], dry_run: bool) -> Outcome:
+    return Outcome(iface, result, tuple(change.describe() for change in changes), dry_run)
+
+
+@contextlib.contextmanager
+def _lock(iface: str, dry_run: bool) -> Iterator[None]:
+    if dry_run:
+        yield
+        return
+    with interface_lock(interface_index(iface), iface):
+        yield
+
+
+def _is_current(before: Observed, classifier: Classifier, settings: LinkSettings) -> bool:
+    """Whether the classifier on the link is this version's, with these marks."""
+    ours = before.classifier
+    if ours is None or ours.program_id is None or ours.tag != classifier.tag:
+        return False
+    return marks_match(ours.program_id, settings.bands)
+
+
+def _carry_out(
+    kernel: Kernel,
+    before: Observed,
+    changes: list[Change],
+    classifier: Classifier | None,
+    tree: Tree | None,
+) -> None:
+    """Apply the changes and check that they took effect; undo them when anything fails.
+
+    ``classifier`` and ``tree`` are what the link should have then, None for nothing of ours.
+    """
+    if not changes:
+        return
+    fd = None if classifier is None else classifier.fd
+    with _hold_program(before) as old_fd:
+        done = 0
+        try:
+            for change in changes:
+                kernel.apply(change, before, fd)
+                done += 1
+            _verify(kernel.read(before.iface), tree, _expected_program(before, changes, classifier))
+        except BaseException as error:
+            if done:
+                _undo(kernel, before, old_fd, error)
+            raise
+
+
+def _expected_program(
+    before: Observed, changes: list[Change], classifier: Classifier | None
+) -> int | None:
+    """The id of the program that the link should go by after the changes."""
+    if any(isinstance(change, SetFilter) for change in changes):
+        return None if classifier is None else classifier.program_id
+    return None if before.classifier is None else before.classifier.program_id
+
+
+def _verify(after: Observed, tree: Tree | None, program_id: int | None) -> None:
+    """Raise ApplyError unless the link now has what was asked for."""
+    if tree is None:
+        left = diff.detach_changes(after)
+    else:
+        keep = after.classifier is not None and after.classifier.program_id == program_id
+        left = diff.attach_changes(after, tree, keep_program=keep)
+    if left:
+        raise ApplyError(
+            f"{after.iface} did not keep what was set, still to do: {left[0].describe()}",
+            hint="something else manages this link (NetworkManager, networkd, another tool)",
+        )
+
+
+def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseException) -> None:
+    """Bring the link back to ``before``. Raises ApplyError when that is not possible."""
+    try:
+        now = kernel.read(before.iface)
+    except HostError:
+        return  # the interface is gone, and all that was on it
+    changes = diff.undo_changes(before, now)
+    if old_fd is None:
+        changes = [change for change in changes if not isinstance(change, SetFilter)]
+    try:
+        for change in changes:
+            kernel.apply(change, now, old_fd)
+    except TlschedError as second:
+        raise ApplyError(
+            f"{error}, and undoing failed: {second.message}",
+            hint=f"run `tlsched detach --iface {before.iface}`",
+        ) from error
+    if before.has_foreign_root and before.root is not None:
+        raise ApplyError(
+            f"{error}; undone, but the root qdisc {before.root.kind} cannot be restored",
+            hint="configure it again",
+        ) from error
+
+
+@contextlib.contextmanager
+def _hold_program(before: Observed) -> Iterator[int | None]:
+    """A descriptor of the classifier on the link, so that undoing can put it back."""
+    ours = before.classifier
+    if ours is None or ours.program_id is None:
+        yield None
+        return
+    from tlsched.ebpf import libbpf
+
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(libbpf.program_by_id(ours.program_id))
+        except HostError:  # without CAP_SYS_ADMIN it cannot be put back
+            fd = None
+        yield fd
+
+
+def _foreign(before: Observed) -> ForeignQdisc:
+    root = before.root
+    assert root is not None
+    return ForeignQdisc(
+        f"{before.iface} has a root qdisc of somebody else's: {root.kind} {show(root.handle)}",
+        hint="--replace-root replaces it; it detach then leaves the kernel's default",
+    )

@@ -1,0 +1,144 @@
+"""What a link does, read from the kernel: attached, detached or drifted, and its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
+from tlsched.config import check_iface
+from tlsched.errors import ConfigError, HostError, PermissionMissing
+from tlsched.tc import diff
+from tlsched.tc.changes import show
+from tlsched.tc.kernel import Kernel
+from tlsched.tc.observed import Observed
+
+if TYPE_CHECKING:
+    from tlsched.ebpf.maps import Counters
+
+State = Literal["attached", "detached", "drifted"]
+
+
+@dataclass(frozen=True, slots=True)
+class BandStatus:
+    """A band's marks and traffic: what the classifier counted, what waits, what was dropped."""
+
+    name: str
+    priority: int | None
+    dscp: int | None
+    packets: int
+    bytes: int
+    backlog_bytes: int
+    drops: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The state of one interface.
+
+    ``rate_bps`` in bit/s and ``classifier`` ("bpf") are None where there is none; ``qdisc`` is
+    the kind of the root. ``drift`` says in words what differs from what attach set up.
+    """
+
+    iface: str
+    state: State
+    rate_bps: int | None
+    qdisc: str | None
+    classifier: str | None
+    bands: tuple[BandStatus, ...]
+    drift: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The status as the command line prints it with --json."""
+        values = asdict(self)
+        values.pop("drift")
+        values["bands"] = list(values["bands"])
+        return values
+
+
+def status(iface: str | None = None) -> list[LinkStatus]:
+    """The state of one interface, or of all those that carry something of tlsched's.
+
+    Raises HostError when there is no such interface, PermissionMissing when the classifier's
+    counters may not be read (CAP_SYS_ADMIN).
+    """
+    with Kernel() as kernel:
+        if iface is not None:
+            check_iface(iface)
+            return [_link_status(kernel.read(iface))]
+        found = [kernel.read(name) for name in kernel.interfaces()]
+        return [_link_status(observed) for observed in found if observed.carries_ours]
+
+
+def marks_match(program_id: int, bands: Sequence[Band]) -> bool:
+    """Whether a loaded classifier goes by the marks of ``bands``; HostError if it is not ours."""
+    from tlsched.ebpf import maps
+
+    read = [(mark.priority, mark.dscp, mark.classid) for mark in maps.read_marks(program_id)]
+    return read == [(band.priority, band.dscp, band.classid) for band in bands]
+
+
+def _link_status(observed: Observed) -> LinkStatus:
+    root_kind = None if observed.root is None else observed.root.kind
+    if not observed.carries_ours:
+        return LinkStatus(observed.iface, "detached", None, root_kind, None, ())
+    bands, counters, drift = _read_classifier(observed)
+    drift += _tree_drift(observed)
+    tree = diff.implied_tree(observed)
+    return LinkStatus(
+        iface=observed.iface,
+        state="drifted" if drift else "attached",
+        rate_bps=None if tree is None else tree.classes[0].rate_bps,
+        qdisc=root_kind,
+        classifier=None if observed.classifier is None else "bpf",
+        bands=tuple(_band_status(observed, band, counters) for band in bands),
+        drift=tuple(drift),
+    )
+
+
+def _read_classifier(
+    observed: Observed,
+) -> tuple[tuple[Band, ...], Mapping[str, Counters], list[str]]:
+    """The bands as the classifier knows them, its counters, and what is wrong with it."""
+    from tlsched.ebpf import maps
+
+    ours = observed.classifier
+    if ours is None or ours.program_id is None:
+        return all_bands(), {}, ["the classifier is missing at clsact egress"]
+    try:
+        dscps = [mark.dscp for mark in maps.read_marks(ours.program_id) if mark.dscp is not None]
+        bands = all_bands(dscps)
+        counters = maps.read_counters(ours.program_id)
+        good = marks_match(ours.program_id, bands)
+    except PermissionMissing:
+        raise
+    except (HostError, ConfigError) as error:
+        return all_bands(DEFAULT_DSCPS), {}, [f"the classifier is not tlsched's: {error.message}"]
+    return bands, counters, [] if good else ["the classifier goes by other marks"]
+
+
+def _tree_drift(observed: Observed) -> list[str]:
+    if not observed.has_our_root:
+        root = observed.root
+        there = "nothing" if root is None else f"{root.kind} {show(root.handle)}"
+        return [f"the root qdisc is {there} and not htb of tlsched"]
+    tree = diff.implied_tree(observed)
+    if tree is None:
+        return ["the tree has no classes"]
+    changes = diff.tree_changes(observed, tree)
+    return [f"attach would {change.describe()}" for change in changes]
+
+
+def _band_status(observed: Observed, band: Band, counters: Mapping[str, Counters]) -> BandStatus:
+    leaf = observed.leaf_of(band.classid)
+    counted = counters.get(band.name)
+    return BandStatus(
+        name=band.name,
+        priority=band.priority,
+        dscp=band.dscp,
+        packets=counted.packets if counted else 0,
+        bytes=counted.bytes if counted else 0,
+        backlog_bytes=leaf.stats.backlog_bytes if leaf else 0,
+        drops=leaf.stats.drops if leaf else 0,
+    )

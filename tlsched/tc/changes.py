@@ -1,0 +1,210 @@
+"""One step from what a link has to what it should have. Values only: kernel.py applies them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tlsched.bands import DEFAULT_BAND, LANE_COUNT, ROOT_HANDLE
+from tlsched.config import format_rate
+from tlsched.tc.tree import INNER_CLASSID, TICK_NS, HtbClass, Leaf
+
+
+class Change:
+    """Base of all changes; ``describe()`` is the line that a dry run prints."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class AddRoot(Change):
+    """Put our HTB at the root. Until its default class exists, packets pass it unshaped.
+
+    ``replaces`` is the kind of the root that goes; ``foreign`` whether somebody configured it.
+    """
+
+    handle: int
+    default_minor: int
+    replaces: str | None
+    foreign: bool = False
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        default = show(self.handle | self.default_minor)
+        line = f"add qdisc htb {show(self.handle)} at the root, default class {default}"
+        if self.replaces is None:
+            return line
+        whose = "somebody's" if self.foreign else "the kernel's default"
+        return f"{line}, in place of {whose} {self.replaces}"
+
+
+@dataclass(frozen=True, slots=True)
+class DelRoot(Change):
+    """Remove the root qdisc; the kernel puts its default there."""
+
+    kind: str
+    handle: int
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        name = f"{self.kind} {show(self.handle)}"
+        return f"delete qdisc {name} at the root (the kernel's default returns)"
+
+
+@dataclass(frozen=True, slots=True)
+class AddClass(Change):
+    """Add a class, with the kernel's own packet-bounded queue under it."""
+
+    new: HtbClass
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        new = self.new
+        return (
+            f"add class {_named(new.classid)} under {show(new.parent)}: prio {new.prio},"
+            f" rate {format_rate(new.rate_bps)}, ceil {format_rate(new.ceil_bps)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeClass(Change):
+    """Change a class in place; what waits in it stays."""
+
+    old: HtbClass
+    new: HtbClass
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        steps = [
+            f"{label} {form(getattr(self.old, field))} -> {form(getattr(self.new, field))}"
+            for label, field, form in _CLASS_FIELDS
+            if getattr(self.old, field) != getattr(self.new, field)
+        ]
+        return f"change class {_named(self.new.classid)}: {', '.join(steps)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DelClass(Change):
+    """Remove a class that is not part of the tree."""
+
+    classid: int
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        return f"delete class {show(self.classid)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetLeaf(Change):
+    """Put a queue under a class, in place of whatever stands there."""
+
+    new: Leaf
+    replaces: str | None = None
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        tail = f", in place of {self.replaces}" if self.replaces else ""
+        return f"add qdisc {_leaf(self.new)} under {_named(self.new.parent)}{tail}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLeaf(Change):
+    """Change a queue's bound in place; what waits in it stays."""
+
+    old_limit_bytes: int
+    new: Leaf
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        return (
+            f"change qdisc {self.new.kind} {show(self.new.handle)}"
+            f" limit {self.old_limit_bytes} -> {self.new.limit_bytes} bytes"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AddClsact(Change):
+    """Add the clsact qdisc, which holds filters and delays nothing."""
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        return "add qdisc clsact"
+
+
+@dataclass(frozen=True, slots=True)
+class DelClsact(Change):
+    """Remove the clsact qdisc."""
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        return "delete qdisc clsact"
+
+
+@dataclass(frozen=True, slots=True)
+class SetFilter(Change):
+    """Put our classifier at clsact egress, or replace it there in one atomic step."""
+
+    name: str
+    prio: int
+    handle: int
+    replaces_program: int | None = None
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        if self.replaces_program is None:
+            return f"add classifier {self.name} at clsact egress, prio {self.prio}"
+        return (
+            f"replace classifier {self.name} at clsact egress, prio {self.prio}"
+            f" (was program {self.replaces_program})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DelFilter(Change):
+    """Remove our classifier."""
+
+    name: str
+    prio: int
+    handle: int
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        return f"delete classifier {self.name} at clsact egress, prio {self.prio}"
+
+
+def show(handle: int) -> str:
+    """A handle or class id as tc writes it: 7150:, 7150:10."""
+    major, minor = handle >> 16, handle & 0xFFFF
+    return f"{major:x}:{minor:x}" if minor else f"{major:x}:"
+
+
+def _named(classid: int) -> str:
+    if classid == INNER_CLASSID:
+        return f"{show(classid)} (link)"
+    order = (classid & 0xFFFF) - 0x10
+    known = classid & 0xFFFF0000 == ROOT_HANDLE and 0 <= order <= LANE_COUNT
+    if not known:
+        return show(classid)
+    return f"{show(classid)} ({DEFAULT_BAND if order == LANE_COUNT else f'lane{order}'})"
+
+
+def _leaf(leaf: Leaf) -> str:
+    return f"{leaf.kind} {show(leaf.handle)} limit {leaf.limit_bytes} bytes"
+
+
+def _ticks(ticks: int) -> str:
+    return f"{ticks * TICK_NS / 1000:g}us"
+
+
+_CLASS_FIELDS = (
+    ("parent", "parent", show),
+    ("prio", "prio", str),
+    ("rate", "rate_bps", format_rate),
+    ("ceil", "ceil_bps", format_rate),
+    ("burst", "burst_ticks", _ticks),
+    ("cburst", "cburst_ticks", _ticks),
+    ("quantum", "quantum_bytes", str),
+)

@@ -1,0 +1,135 @@
+"""The link in the kernel: reads it, and applies changes to it. The only user of pyroute2.
+
+Nothing is decided here. Netlink errors leave as ours, naming the interface and the capability
+or the kernel feature that is missing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from types import TracebackType
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
+
+from tlsched.errors import ApplyError, FeatureMissing, HostError, PermissionMissing, TlschedError
+from tlsched.tc import messages
+from tlsched.tc.changes import AddClsact, AddRoot, Change, SetFilter, SetLeaf
+from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
+
+_FEATURES = {
+    AddRoot: "the qdisc htb (CONFIG_NET_SCH_HTB)",
+    SetLeaf: "the qdisc bfifo (CONFIG_NET_SCHED)",
+    AddClsact: "the qdisc clsact (CONFIG_NET_SCH_INGRESS)",
+    SetFilter: "the bpf filter (CONFIG_NET_CLS_BPF)",
+}
+
+
+class Kernel:
+    """A netlink socket in the calling thread's network namespace. Use as a context manager."""
+
+    def __enter__(self) -> Kernel:
+        """Open the socket."""
+        messages.register_plugins()
+        self._socket = IPRoute(ext_ack=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def interfaces(self) -> list[str]:
+        """Names of all interfaces of the namespace, in the kernel's order."""
+        return [name for _, name in socket.if_nameindex()]
+
+    def read(self, iface: str) -> Observed:
+        """All that tlsched looks at on ``iface``. HostError when there is no such interface."""
+        ifindex = interface_index(iface)
+        try:
+            qdiscs = self._dump(RTM_GETQDISC, ifindex)
+            classes = self._dump(RTM_GETTCLASS, ifindex)
+            found = Observed(
+                iface,
+                ifindex,
+                qdiscs=tuple(messages.qdisc(message) for message in qdiscs),
+            )
+            if not found.has_our_root:
+                classes = []
+            return Observed(
+                iface,
+                ifindex,
+                qdiscs=found.qdiscs,
+                classes=tuple(messages.htb_class(message) for message in classes),
+                class_stats={message["handle"]: messages.stats(message) for message in classes},
+                filters=self._filters(ifindex) if found.has_clsact else (),
+            )
+        except NetlinkError as error:
+            raise _explain(error, iface, "read the link") from error
+
+    def apply(self, change: Change, observed: Observed, program_fd: int | None = None) -> None:
+        """Apply one change to the interface that ``observed`` was read from.
+
+        ``program_fd`` is the loaded program that SetFilter attaches. Raises PermissionMissing,
+        FeatureMissing, HostError or ApplyError.
+        """
+        message = messages.encode(change, observed.ifindex, program_fd)
+        try:
+            self._socket.nlm_request_batch([message])
+        except NetlinkError as error:
+            raise _explain(error, observed.iface, change.describe(), change) from error
+
+    def _filters(self, ifindex: int) -> tuple[Filter, ...]:
+        found = [
+            messages.filter_(message, parent)
+            for parent in (EGRESS, INGRESS)
+            for message in self._dump(RTM_GETTFILTER, ifindex, parent)
+        ]
+        return tuple(item for item in found if item is not None)
+
+    def _dump(self, kind_of: int, ifindex: int, parent: int = 0) -> list[tcmsg]:
+        request = messages.dump(kind_of, ifindex, parent)
+        # The kernel dumps the qdiscs of all interfaces, whatever is asked (tc_dump_qdisc).
+        answers = self._socket.nlm_request_batch([request])
+        return [answer for answer in answers if answer["index"] == ifindex]
+
+
+def interface_index(iface: str) -> int:
+    """The number of ``iface`` in the calling thread's namespace; HostError without one."""
+    try:
+        return socket.if_nametoindex(iface)
+    except OSError as error:
+        raise HostError(
+            f'there is no interface "{iface}" in this network namespace',
+            hint="see `ip link` for the names of this host's interfaces",
+        ) from error
+
+
+def _explain(
+    error: NetlinkError, iface: str, doing: str, change: Change | None = None
+) -> TlschedError:
+    """The error of ours that says what a netlink error means here."""
+    if error.code in (errno.EPERM, errno.EACCES):
+        return PermissionMissing(
+            f"no permission to change {iface}: CAP_NET_ADMIN is missing",
+            hint="run as root, or give the process CAP_NET_ADMIN",
+        )
+    if error.code == errno.ENODEV:
+        return HostError(f"interface {iface} disappeared", hint="try again when it is back")
+    feature = _FEATURES.get(type(change)) if change is not None else None
+    if error.code in (errno.ENOENT, errno.EOPNOTSUPP) and feature:
+        return FeatureMissing(
+            f"the kernel lacks {feature}", hint="load the module or use a kernel that has it"
+        )
+    return ApplyError(
+        f"{iface}: could not {doing}: {os.strerror(error.code)}",
+        hint="run `tlsched status` to see what the link has",
+    )

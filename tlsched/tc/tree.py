@@ -1,0 +1,147 @@
+"""The qdisc tree that a link should have, as data. Pure: nothing here talks to the kernel.
+
+::
+
+    7150:  htb, unclassified packets go to 7150:16
+    └ 7150:1   rate = ceil = the link's rate
+      ├ 7150:10  lane 0   rate tiny, ceil = link, prio 0   └ 7160: bfifo
+      ├ …
+      ├ 7150:15  lane 5   rate tiny, ceil = link, prio 5   └ 7165: bfifo
+      └ 7150:16  default  rate = guaranteed share, ceil = link, prio 6   └ 7166: bfifo
+
+HTB serves by level first, then by prio (net/sched/sch_htb.c, htb_dequeue): a class that is
+still under its own rate is served before any class that borrows. So a lane has next to no
+rate of its own and borrows nearly all it sends, in strict order of prio, while the default
+band's own rate is what it is guaranteed, however busy the lanes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tlsched.bands import MAJOR, ROOT_HANDLE, Band
+
+ROOT_KIND = "htb"
+LEAF_KIND = "bfifo"
+INNER_CLASSID = ROOT_HANDLE | 0x1
+ROOT_PARENT = 0xFFFFFFFF  # TC_H_ROOT, <linux/pkt_sched.h>
+
+# One GSO packet is up to 64 KiB (GSO_LEGACY_MAX_SIZE, <linux/netdevice.h>).
+GSO_BYTES = 65536
+# HTB keeps time in ticks of 64 ns (PSCHED_SHIFT 6, include/net/pkt_sched.h).
+TICK_NS = 64
+# The least that a class needs, and enough that it is never the reason why a lane goes first.
+LANE_RATE_BPS = 8000
+# Only classes of one prio share by quantum and here every prio has one class, but HTB derives
+# it from the rate when it is missing and logs "quantum of class is big" or "small".
+QUANTUM_BYTES = GSO_BYTES
+# Credit for the timer being late: HTB sleeps until a class may send again and wakes up to a
+# millisecond too late on a busy or virtual CPU. What it may then send at once is the burst.
+BURST_S = 0.002
+MIN_BURST_BYTES = 16384
+# A full leaf holds a packet back this long at the link's rate: long against what TCP keeps
+# queued (about a millisecond's worth, tcp_small_queue_check), short enough that a new
+# connection opens in milliseconds behind it.
+LEAF_S = 0.004
+MIN_LEAF_BYTES = 4 * GSO_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class HtbClass:
+    """One HTB class. Rates in bit/s, bursts in ticks of 64 ns (time, as the kernel holds them)."""
+
+    classid: int
+    parent: int
+    prio: int
+    rate_bps: int
+    ceil_bps: int
+    burst_ticks: int
+    cburst_ticks: int
+    quantum_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The queue of one class: a FIFO bounded in bytes."""
+
+    handle: int
+    parent: int
+    limit_bytes: int
+    kind: str = LEAF_KIND
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Root qdisc, classes (the inner one first) and leaves (one for each band, in its order)."""
+
+    handle: int
+    default_minor: int
+    classes: tuple[HtbClass, ...]
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def default_classid(self) -> int:
+        """The class of packets that no band claims."""
+        return self.handle | self.default_minor
+
+
+def desired_tree(rate_bps: int, share_bps: int, bands: Sequence[Band]) -> Tree:
+    """The tree of a link of ``rate_bps`` whose last band is guaranteed ``share_bps`` (bit/s).
+
+    ``bands`` are the lanes in strict order, the default band last, as
+    :func:`tlsched.bands.all_bands` gives them.
+    """
+    inner = HtbClass(
+        classid=INNER_CLASSID,
+        parent=ROOT_HANDLE,
+        prio=0,
+        rate_bps=rate_bps,
+        ceil_bps=rate_bps,
+        burst_ticks=_burst_ticks(rate_bps),
+        cburst_ticks=_burst_ticks(rate_bps),
+        quantum_bytes=QUANTUM_BYTES,
+    )
+    classes = [inner]
+    for band in bands:
+        own_bps = share_bps if band.priority is None else LANE_RATE_BPS
+        classes.append(_band_class(band, own_bps, rate_bps))
+    leaves = tuple(
+        Leaf(handle=leaf_handle(band), parent=band.classid, limit_bytes=leaf_limit_bytes(rate_bps))
+        for band in bands
+    )
+    return Tree(ROOT_HANDLE, bands[-1].minor, tuple(classes), leaves)
+
+
+def leaf_handle(band: Band) -> int:
+    """Handle of a band's queue: 7160: for the first band, 7161: for the second, and so on."""
+    return (MAJOR + band.minor) << 16
+
+
+def leaf_limit_bytes(rate_bps: int) -> int:
+    """Bound of a leaf queue: 2 ms of the link's rate, but room for four GSO packets at least."""
+    return max(MIN_LEAF_BYTES, int(rate_bps / 8 * LEAF_S))
+
+
+def _band_class(band: Band, own_bps: int, link_bps: int) -> HtbClass:
+    return HtbClass(
+        classid=band.classid,
+        parent=INNER_CLASSID,
+        prio=band.order,
+        rate_bps=own_bps,
+        ceil_bps=link_bps,
+        burst_ticks=_ticks(MIN_BURST_BYTES, own_bps),
+        # Twice the inner class's, so that a band never runs out before the link does: a class
+        # over its ceil steps aside, and the next band would send although this one still waits.
+        cburst_ticks=2 * _burst_ticks(link_bps),
+        quantum_bytes=QUANTUM_BYTES,
+    )
+
+
+def _burst_ticks(rate_bps: int) -> int:
+    return _ticks(max(MIN_BURST_BYTES, int(rate_bps / 8 * BURST_S)), rate_bps)
+
+
+def _ticks(size_bytes: int, rate_bps: int) -> int:
+    """Time that ``size_bytes`` take at ``rate_bps``, rounded up to whole ticks."""
+    return -(-size_bytes * 8 * 10**9 // (rate_bps * TICK_NS))
