@@ -14,10 +14,20 @@ A link, seen from host *i* (its namespace is ``tlsched-NAME-hI``)::
 above it in the same namespace and is free, so `tlsched attach --iface eth0` works here exactly as
 on a real host, and `tlsched detach` leaves the plain FIFO of the same rate. ``portI`` is the
 switch's port towards the host: the same rate, a FIFO of its own. The machine's first network
-namespace holds no interface, address or qdisc of a lab.
+namespace holds no interface, address or qdisc of a lab; it only allows cubic to the hosts
+(congestion.py).
+
+Where tlsched is attached with the link's rate, the queue stands at ``eth0``, in its bands, and
+``nic0`` stays empty: its token bucket (3 ms of the rate) is larger than a tree's, so it passes
+what the tree releases. Programs that are not scheduled queue at ``nic0``, still within their own
+host, so TCP's small queues (``tcp_limit_output_bytes``) hold them back there as on a real card.
+
+Queues hold 10 ms of the rate, at least 256 KiB. They are bounded in bytes, so that a SYN or an
+acknowledgement still fits where a GSO packet of 64 KiB does not: new connections open within the
+queue's delay, and several hosts that send to one fill its link without starving one another.
 """
 
-from tlsched.lab.cluster import Lab
+from tlsched.lab.cluster import Lab, remove_orphans
 from tlsched.lab.topology import Host
 
-__all__ = ["Host", "Lab"]
+__all__ = ["Host", "Lab", "remove_orphans"]

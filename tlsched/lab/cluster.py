@@ -114,7 +114,8 @@ class Lab:
     def down(self) -> None:
         """End what runs in the lab and remove it; happy when there is none.
 
-        Raises LabError when a process in it cannot be ended, or for want of permission.
+        Raises PermissionMissing, or LabError when another process, still running, owns the lab,
+        or when a process inside cannot be ended.
         """
         if state.find(self.name) is None:
             return
@@ -122,6 +123,7 @@ class Lab:
         with state.locked():
             record = state.find(self.name)
             if record is not None:
+                _refuse_anothers(record)
                 _remove(record)
         for process in self._started:  # they have ended: let no zombie of ours remain
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -181,6 +183,14 @@ class Lab:
         """What a benchmark must record: kernel, sysctls, links and qdiscs with their counters."""
         return description(self._topology)
 
+    def complete(self) -> bool:
+        """Whether all of the lab's namespaces are there."""
+        return all((namespaces.NETNS_DIR / name).exists() for name in self._topology.namespaces)
+
+    def processes(self) -> list[int]:
+        """The pids of what runs in the lab."""
+        return namespaces.processes(self._topology.namespaces)
+
     def _check_free(self) -> None:
         """Nobody else's namespaces may be taken for ours, and removed with them."""
         for name in self._topology.namespaces:
@@ -227,16 +237,30 @@ def _remove(record: state.Record) -> None:
             hint="they wait for the kernel (state D); try again when they have gone",
         )
     if names:
-        # The links go with the switch, and at once; with a namespace alone they go later.
-        with contextlib.suppress(LabError):
-            iproute.batch("ip", ["link delete br0"], record.topology.switch)
         iproute.batch("ip", [f"netns delete {name}" for name in names])
     record.remove()
     if not state.records():
         congestion.restore()
 
 
-def _remove_orphans() -> None:
-    for record in state.records():
-        if record.orphaned():
-            _remove(record)
+def remove_orphans() -> list[str]:
+    """Remove the labs whose owners were killed, never another's; returns their names."""
+    iproute.require()
+    with state.locked():
+        return _remove_orphans()
+
+
+def _remove_orphans() -> list[str]:
+    orphans = [record for record in state.records() if record.orphaned()]
+    for record in orphans:
+        _remove(record)
+    return [record.topology.name for record in orphans]
+
+
+def _refuse_anothers(record: state.Record) -> None:
+    owner = record.owner
+    if owner is not None and owner.alive() and owner != state.Owner.current():
+        raise LabError(
+            f"lab {record.topology.name} belongs to process {owner.pid}, which still runs",
+            hint=f"it goes when that process ends; to hurry: kill {owner.pid}",
+        )

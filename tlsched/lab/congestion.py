@@ -35,8 +35,15 @@ def allow() -> None:
             f"this kernel has no {NAME} congestion control", hint=f"try: modprobe tcp_{NAME}"
         )
     extended = [*allowed, NAME]
+    try:
+        _ALLOWED.write_text(" ".join(extended))
+    except OSError as error:  # a container's namespace, or a read-only /proc/sys
+        command = f'sysctl -w "net.ipv4.{_ALLOWED.name}={" ".join(extended)}"'
+        raise FeatureMissing(
+            f"{NAME} cannot be allowed to namespaces from here ({error.strerror})",
+            hint=f"on the machine itself: {command}",
+        ) from None
     _BEFORE.write_text(json.dumps({"before": allowed, "after": extended}))
-    _ALLOWED.write_text(" ".join(extended))
 
 
 def choose() -> None:
