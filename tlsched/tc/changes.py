@@ -56,7 +56,12 @@ class DelRoot(Change):
 
 @dataclass(frozen=True, slots=True)
 class AddClass(Change):
-    """Add a class, with the kernel's own packet-bounded queue under it."""
+    """Add a class, with the kernel's own packet-bounded queue under it.
+
+    It takes packets from the moment it exists, and whatever waits in the kernel's own queue is
+    lost when ours takes its place. So a band's class starts without a limit, that nothing
+    waits there, and gets its rates afterwards.
+    """
 
     new: HtbClass
 
@@ -126,15 +131,6 @@ class ChangeLeaf(Change):
 
 
 @dataclass(frozen=True, slots=True)
-class AddClsact(Change):
-    """Add the clsact qdisc, which holds filters and delays nothing."""
-
-    def describe(self) -> str:
-        """What the change does, in one line."""
-        return "add qdisc clsact"
-
-
-@dataclass(frozen=True, slots=True)
 class DelClsact(Change):
     """Remove the clsact qdisc."""
 
@@ -145,21 +141,26 @@ class DelClsact(Change):
 
 @dataclass(frozen=True, slots=True)
 class SetFilter(Change):
-    """Put our classifier at clsact egress, or replace it there in one atomic step."""
+    """Put our classifier at clsact egress, or replace it there in one atomic step.
+
+    ``add_clsact`` adds the qdisc that holds it first, in the same system call, so that a clsact
+    of ours never stands there without the filter whose name says that it is ours.
+    """
 
     name: str
     prio: int
     handle: int
     replaces_program: int | None = None
+    add_clsact: bool = False
 
     def describe(self) -> str:
         """What the change does, in one line."""
+        place = f"classifier {self.name} at clsact egress, prio {self.prio}"
+        if self.add_clsact:
+            return f"add qdisc clsact and {place}"
         if self.replaces_program is None:
-            return f"add classifier {self.name} at clsact egress, prio {self.prio}"
-        return (
-            f"replace classifier {self.name} at clsact egress, prio {self.prio}"
-            f" (was program {self.replaces_program})"
-        )
+            return f"add {place}"
+        return f"replace {place} (was program {self.replaces_program})"
 
 
 @dataclass(frozen=True, slots=True)

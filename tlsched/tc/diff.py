@@ -13,7 +13,6 @@ from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.config import MAX_RATE_BPS
 from tlsched.tc.changes import (
     AddClass,
-    AddClsact,
     AddRoot,
     Change,
     ChangeClass,
@@ -45,19 +44,21 @@ def attach_changes(observed: Observed, tree: Tree, *, keep_program: bool) -> lis
     ``keep_program`` says that the classifier that is there, if any, is the right one. Whether a
     foreign root may be replaced was decided before.
     """
-    return [*tree_changes(observed, tree), *_classifier_changes(observed, keep_program)]
+    # Adding clsact stops the device for a moment and empties its queues (qdisc_graft calls
+    # dev_deactivate): milliseconds under a busy HTB, next to nothing before it.
+    return [*_classifier_changes(observed, keep_program), *tree_changes(observed, tree)]
 
 
 def detach_changes(observed: Observed) -> list[Change]:
     """What removes everything of ours from ``observed``, and nothing else."""
     changes: list[Change] = []
+    if observed.has_our_root and observed.root is not None:
+        changes.append(DelRoot(observed.root.kind, observed.root.handle))
     ours = observed.classifier
     if observed.owns_clsact and all(item.is_ours for item in observed.filters):
         changes.append(DelClsact())  # and the filter with it
     elif ours is not None:
         changes.append(DelFilter(str(ours.name), ours.prio, ours.handle))
-    if observed.has_our_root and observed.root is not None:
-        changes.append(DelRoot(observed.root.kind, observed.root.handle))
     return changes
 
 
@@ -95,8 +96,7 @@ def _undo_classifier(before: Observed, now: Observed) -> list[Change]:
     if new is not None and new.program_id == old.program_id:
         return []
     replaced = None if new is None else new.program_id
-    changes: list[Change] = [] if now.has_clsact else [AddClsact()]
-    return [*changes, SetFilter(str(old.name), old.prio, old.handle, replaced)]
+    return [SetFilter(str(old.name), old.prio, old.handle, replaced, not now.has_clsact)]
 
 
 def implied_tree(observed: Observed) -> Tree | None:
@@ -146,22 +146,12 @@ def _class_changes(observed: Observed, tree: Tree) -> list[Change]:
             if not _same_class(old, want):
                 changes.append(ChangeClass(old, want))
             changes += _leaf_changes(observed.leaf_of(want.classid), leaf) if leaf else []
-        elif want.classid == tree.default_classid and leaf:
-            changes += _open_first(want, leaf)
-        else:
+        elif leaf is None:
             changes.append(AddClass(want))
-            changes += _leaf_changes(None, leaf) if leaf else []
+        else:
+            opened = replace(want, rate_bps=OPEN_BPS, ceil_bps=OPEN_BPS)
+            changes += [AddClass(opened), SetLeaf(leaf), ChangeClass(opened, want)]
     return changes
-
-
-def _open_first(want: HtbClass, leaf: Leaf) -> list[Change]:
-    """Add the default class without a limit, give it its queue, then its limit.
-
-    Packets flow into it from the moment it exists, and whatever waits in the kernel's own
-    queue is lost when ours takes its place. Without a limit nothing waits there.
-    """
-    opened = replace(want, rate_bps=OPEN_BPS, ceil_bps=OPEN_BPS)
-    return [AddClass(opened), SetLeaf(leaf), ChangeClass(opened, want)]
 
 
 def _same_class(old: HtbClass, want: HtbClass) -> bool:
@@ -198,6 +188,6 @@ def _classifier_changes(observed: Observed, keep_program: bool) -> list[Change]:
             return []
         return [SetFilter(str(ours.name), ours.prio, ours.handle, ours.program_id)]
     if not observed.has_clsact:
-        return [AddClsact(), SetFilter(NAME_OWNER, FILTER_PRIO, FILTER_HANDLE)]
+        return [SetFilter(NAME_OWNER, FILTER_PRIO, FILTER_HANDLE, add_clsact=True)]
     name = NAME_OWNER if observed.owns_clsact else NAME_GUEST
     return [SetFilter(name, FILTER_PRIO, FILTER_HANDLE)]

@@ -18,14 +18,13 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from tlsched.errors import ApplyError, FeatureMissing, HostError, PermissionMissing, TlschedError
 from tlsched.tc import messages
-from tlsched.tc.changes import AddClsact, AddRoot, Change, SetFilter, SetLeaf
+from tlsched.tc.changes import AddRoot, Change, SetFilter, SetLeaf
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
 
 _FEATURES = {
     AddRoot: "the qdisc htb (CONFIG_NET_SCH_HTB)",
     SetLeaf: "the qdisc bfifo (CONFIG_NET_SCHED)",
-    AddClsact: "the qdisc clsact (CONFIG_NET_SCH_INGRESS)",
-    SetFilter: "the bpf filter (CONFIG_NET_CLS_BPF)",
+    SetFilter: "the qdisc clsact or the bpf filter (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF)",
 }
 
 
@@ -81,9 +80,9 @@ class Kernel:
         ``program_fd`` is the loaded program that SetFilter attaches. Raises PermissionMissing,
         FeatureMissing, HostError or ApplyError.
         """
-        message = messages.encode(change, observed.ifindex, program_fd)
+        request = messages.encode(change, observed.ifindex, program_fd)
         try:
-            self._socket.nlm_request_batch([message])
+            self._socket.nlm_request_batch(request)
         except NetlinkError as error:
             raise _explain(error, observed.iface, change.describe(), change) from error
 

@@ -77,8 +77,16 @@ def dump(kind_of: int, ifindex: int, parent: int = 0) -> tcmsg:
     return _message(kind_of, DUMP, ifindex, parent=parent)
 
 
-def encode(change: ch.Change, ifindex: int, program_fd: int | None) -> tcmsg:
-    """The message that applies ``change``. ``program_fd`` is what SetFilter attaches."""
+def encode(change: ch.Change, ifindex: int, program_fd: int | None) -> list[tcmsg]:
+    """The messages that apply ``change``. ``program_fd`` is what SetFilter attaches."""
+    if isinstance(change, ch.SetFilter):
+        clsact = (RTM_NEWQDISC, ADD, ifindex, CLSACT_HANDLE, CLSACT_PARENT, "clsact")
+        first = [_message(*clsact)] if change.add_clsact else []
+        return [*first, _set_filter(change, ifindex, program_fd)]
+    return [_encode_one(change, ifindex)]
+
+
+def _encode_one(change: ch.Change, ifindex: int) -> tcmsg:
     match change:
         case ch.AddRoot():
             return _add_root(change, ifindex)
@@ -94,12 +102,8 @@ def encode(change: ch.Change, ifindex: int, program_fd: int | None) -> tcmsg:
             return _leaf(PUT, ifindex, leaf)
         case ch.ChangeLeaf(new=leaf):
             return _leaf(EDIT, ifindex, leaf)
-        case ch.AddClsact():
-            return _message(RTM_NEWQDISC, ADD, ifindex, CLSACT_HANDLE, CLSACT_PARENT, "clsact")
         case ch.DelClsact():
             return _message(RTM_DELQDISC, EDIT, ifindex, CLSACT_HANDLE, CLSACT_PARENT)
-        case ch.SetFilter():
-            return _set_filter(change, ifindex, program_fd)
         case ch.DelFilter():
             info = _filter_info(change.prio)
             return _message(RTM_DELTFILTER, EDIT, ifindex, change.handle, EGRESS, "bpf", info=info)
