@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tlsched.errors import FeatureMissing, LabError, PermissionMissing
+from tlsched.lab.state import lock_handles
 
 TIMEOUT_S = 30.0
 _NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
@@ -76,7 +77,13 @@ def _in(namespace: str | None) -> list[str]:
 def _run(argv: Sequence[str], lines: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            argv, input=lines, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            argv,
+            input=lines,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            pass_fds=lock_handles(),
         )
     except subprocess.TimeoutExpired:
         raise LabError(

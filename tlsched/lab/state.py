@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tlsched.lab.topology import Topology
 
 STATE_DIR = Path("/run/tlsched/lab")
 _LOCK_WAIT_S = 60.0
+_held = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +102,20 @@ def locked() -> Iterator[None]:
                     hint=f"see who holds {STATE_DIR}/.lock",
                 )
             time.sleep(0.02)
+        _held.handles = (handle,)
         yield
     finally:
+        _held.handles = ()
         os.close(handle)
+
+
+def lock_handles() -> tuple[int, ...]:
+    """The lock's file descriptor, if this thread holds it, for its children to inherit.
+
+    If the builder is killed while `ip` still makes namespaces for it, the lock stays held until
+    that `ip` has ended, so that nobody cleans up before the last namespace is there.
+    """
+    return getattr(_held, "handles", ())
 
 
 def _try_lock(handle: int) -> bool:
