@@ -104,10 +104,14 @@ class DelClass(Change):
 
 @dataclass(frozen=True, slots=True)
 class SetLeaf(Change):
-    """Put a queue under a class, in place of whatever stands there."""
+    """Put a queue under a class, in place of whatever stands there.
+
+    ``clear_first`` deletes that one first, in the same system call.
+    """
 
     new: Leaf
     replaces: str | None = None
+    clear_first: bool = False
 
     def describe(self) -> str:
         """What the change does, in one line."""

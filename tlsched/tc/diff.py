@@ -73,7 +73,7 @@ def undo_changes(before: Observed, now: Observed) -> list[Change]:
         changes += tree_changes(now, _tree_as_it_was(before))
     elif now.has_our_root and now.root is not None:
         changes.append(DelRoot(now.root.kind, now.root.handle))
-    return [*_undo_classifier(before, now), *changes]
+    return [*changes, *_undo_classifier(before, now)]
 
 
 def _tree_as_it_was(before: Observed) -> Tree:
@@ -121,11 +121,11 @@ def _class_of(observed: Observed, band: Band) -> HtbClass | None:
 def tree_changes(observed: Observed, tree: Tree) -> list[Change]:
     """What makes the root qdisc and all below it the ``tree``."""
     root = observed.root
-    if observed.has_our_root and root is not None and root.default_minor == tree.default_minor:
+    if root is not None and _can_be_mended(observed, root, tree):
         return [*_class_changes(observed, tree), *_stray_classes(observed, tree)]
     changes: list[Change] = []
     if root is not None and root.handle == tree.handle:
-        # HTB cannot change its default class, and a handle cannot change its kind.
+        # HTB cannot change its default class or a class's parent, a handle not its kind.
         changes.append(DelRoot(root.kind, root.handle))
         root = None
     kind = None if root is None else root.kind
@@ -133,6 +133,14 @@ def tree_changes(observed: Observed, tree: Tree) -> list[Change]:
     changes.append(AddRoot(tree.handle, tree.default_minor, kind, foreign))
     bare = replace(observed, qdiscs=(), classes=())
     return [*changes, *_class_changes(bare, tree)]
+
+
+def _can_be_mended(observed: Observed, root: Qdisc, tree: Tree) -> bool:
+    """Whether the root is ours and what cannot be changed in place is right."""
+    if not observed.has_our_root or root.default_minor != tree.default_minor:
+        return False
+    parents = {item.classid: item.parent for item in tree.classes}
+    return all(parents.get(item.classid, item.parent) == item.parent for item in observed.classes)
 
 
 def _class_changes(observed: Observed, tree: Tree) -> list[Change]:
@@ -166,7 +174,8 @@ def _leaf_changes(old: Qdisc | None, leaf: Leaf) -> list[Change]:
     if old is None:
         return [SetLeaf(leaf)]
     if (old.kind, old.handle) != (leaf.kind, leaf.handle):
-        return [SetLeaf(leaf, replaces=old.kind)]
+        # The kernel refuses to make a qdisc of another kind under a handle that is in use.
+        return [SetLeaf(leaf, replaces=old.kind, clear_first=old.handle == leaf.handle)]
     if old.limit_bytes != leaf.limit_bytes:
         return [ChangeLeaf(old.limit_bytes or 0, leaf)]
     return []

@@ -83,6 +83,9 @@ def encode(change: ch.Change, ifindex: int, program_fd: int | None) -> list[tcms
         clsact = (RTM_NEWQDISC, ADD, ifindex, CLSACT_HANDLE, CLSACT_PARENT, "clsact")
         first = [_message(*clsact)] if change.add_clsact else []
         return [*first, _set_filter(change, ifindex, program_fd)]
+    if isinstance(change, ch.SetLeaf):
+        old = _message(RTM_DELQDISC, EDIT, ifindex, change.new.handle, change.new.parent)
+        return [*([old] if change.clear_first else []), _leaf(PUT, ifindex, change.new)]
     return [_encode_one(change, ifindex)]
 
 
@@ -98,8 +101,6 @@ def _encode_one(change: ch.Change, ifindex: int) -> tcmsg:
             return _class(EDIT, ifindex, new)
         case ch.DelClass():
             return _message(RTM_DELTCLASS, EDIT, ifindex, change.classid)
-        case ch.SetLeaf(new=leaf):
-            return _leaf(PUT, ifindex, leaf)
         case ch.ChangeLeaf(new=leaf):
             return _leaf(EDIT, ifindex, leaf)
         case ch.DelClsact():
