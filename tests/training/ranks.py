@@ -17,7 +17,7 @@ import torch.distributed as dist
 Body = Callable[..., Any]
 
 
-class RankFailed(AssertionError):
+class RankError(AssertionError):
     """A rank raised; the message is its traceback."""
 
 
@@ -32,7 +32,7 @@ def run_ranks(
     """``[body(rank, size, *args) for each rank]``, each in a process of its own.
 
     ``body`` must be importable. Ranks in ``expect_dead`` may end without a result (None).
-    Raises RankFailed with the first traceback, or naming the ranks that did not end in time.
+    Raises RankError with the first traceback, or naming the ranks that did not end in time.
     """
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[tuple[int, Any, str | None]] = context.Queue()
@@ -48,7 +48,7 @@ def run_ranks(
         while len(values) < size - len(expect_dead):
             rank, value, error = results.get(timeout=timeout_s)
             if error is not None:
-                raise RankFailed(f"rank {rank}:\n{error}")
+                raise RankError(f"rank {rank}:\n{error}")
             values[rank] = value
         for rank, process in enumerate(processes):
             if rank not in expect_dead:
@@ -56,7 +56,7 @@ def run_ranks(
                 assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}"
     except queue.Empty:
         missing = sorted(set(range(size)) - set(values))
-        raise RankFailed(f"ranks {missing} gave no result within {timeout_s} s") from None
+        raise RankError(f"ranks {missing} gave no result within {timeout_s} s") from None
     finally:
         for process in processes:
             if process.is_alive():

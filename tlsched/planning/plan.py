@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from tlsched.bands import LANE_COUNT
 
 # Neighbours in need order are fused up to this size. It is a trade: a smaller bucket can be sent
-# and waited for on its own, but every bucket costs each ring step a message, and the ring's latency.
+# and waited for on its own, but each bucket costs every ring step a message, and a ring's latency.
 FUSE_BYTES = 512 * 1024
 
 # A group below this size (a norm layer, a bias) joins the bucket before it whatever that one's

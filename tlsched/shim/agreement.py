@@ -48,7 +48,7 @@ def require_same(what: str, lines: Sequence[str], group: dist.ProcessGroup) -> N
 
 
 def model_signature(model: Module) -> list[str]:
-    """One line for each parameter and buffer: name, shape, strides, dtype, whether it is trained."""
+    """One line for each parameter and buffer: name, shape, strides, dtype, if it is trained."""
     return [
         f"{name} {tuple(tensor.shape)} strides {tensor.stride()} {tensor.dtype}"
         f"{' trained' if tensor.requires_grad else ''}"

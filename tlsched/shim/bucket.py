@@ -1,11 +1,12 @@
 """A bucket: one flat buffer that holds the gradients of a few parameters, and what is due on it.
 
-A bucket goes round: backward fills it, it flies (its all-reduce runs), it is settled (averaged), and
-step() may leave an update due on it, which :meth:`Bucket.settle` carries out as soon as somebody
-needs the parameters. The values live here only: ``p.grad`` is a promise over the bucket's memory.
+A bucket goes round: backward fills it, its all-reduce runs, and step() may leave an update due on
+it, which :meth:`Bucket.settle` carries out as soon as somebody needs the parameters. The values
+live here only: ``p.grad`` is a promise over the bucket's memory.
 
-Behind the gradients lie one flag a parameter, 1 where this rank's backward produced a gradient. They
-are summed with the gradients, so that every rank learns at no cost which parameters somebody used.
+Behind the gradients lie one flag a parameter, 1 where this rank's backward produced a gradient.
+They are summed with the gradients, so that every rank learns at no cost which parameters were used
+by somebody.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Gradients:
             for bucket in self.buckets:
                 bucket.lane = policy.plan.buckets[bucket.index].lane
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
             for parameter in self.place
         ]
 
@@ -131,7 +131,7 @@ class Gradients:
         self.policy.start_round()
         for bucket in self.buckets:
             bucket.reset()
-        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)  # type: ignore[attr-defined]  # DDP's own way; not in the stubs
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
 
     def _on_backward_end(self) -> None:
         # Reentrant checkpointing runs a backward inside a backward node; only the outermost closes.

@@ -51,7 +51,7 @@ class Readers(TorchFunctionMode):
 
     def start(self) -> None:
         """Begin to record."""
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._entered = True
 
     def start_iteration(self) -> None:
@@ -69,7 +69,8 @@ class Readers(TorchFunctionMode):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._entered and torch.overrides._get_current_function_mode() is self:
+        on_top = torch.overrides._get_current_function_mode()  # type: ignore[no-untyped-call]  # idem
+        if self._entered and on_top is self:
             self.__exit__(None, None, None)
             self._entered = False
 

@@ -1,8 +1,8 @@
 """Lanes: process groups of their own, whose sockets all carry one priority and one DSCP.
 
 One TCP connection cannot reorder its bytes, and gloo keeps one a pair of ranks and group; so what
-shall overtake needs a group of its own. Lanes of one rank are independent of each other: only inside
-a lane must all ranks issue their collectives in the same order.
+shall overtake needs a group of its own. Lanes are independent of each other: only inside a lane
+must all ranks issue their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_lanes(ranks: Sequence[int], count: int, timeout_s: float) -> list[Lane]
     lanes: list[Lane] = []
     try:
         for index in range(count):
-            lanes.append(_open_lane(ranks, index, timeout_s))
+            lanes.append(_open_lane(ranks, index, timeout_s))  # noqa: PERF401  # kept for clean-up
     except BaseException:
         for lane in lanes:
             lane.close(abort=True)
@@ -95,13 +95,14 @@ def mark_lanes(lanes: Sequence[Lane], bands: Sequence[Band]) -> str | None:
 
 def _open_lane(ranks: Sequence[int], index: int, timeout_s: float) -> Lane:
     def make() -> dist.ProcessGroup:
-        return dist.new_group(
+        group: dist.ProcessGroup = dist.new_group(
             list(ranks),
             backend="gloo",
             timeout=datetime.timedelta(seconds=timeout_s),
             use_local_synchronization=True,
             group_desc=f"tlsched lane {index}",
         )
+        return group
 
     try:
         group, connections = sockets.sockets_made_by(make)

@@ -13,7 +13,7 @@ from tlsched.shim.guards import Readers
 
 
 def first_plan(names: Mapping[Parameter, str]) -> Plan:
-    """A plan for when nothing is known: the order of registration, and its reverse for gradients."""
+    """A plan for when nothing is known: order of registration, and its reverse for gradients."""
     parameters = list(names)
     ready = {names[p]: -i for i, p in enumerate(parameters)}
     return make_plan(facts(parameters, names, None), ready)

@@ -7,6 +7,7 @@ is the original's, so that whatever the optimizer does, it does it here.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -80,14 +81,18 @@ class DeferredOptimizer:
             with torch.enable_grad():
                 loss = closure()
         self._before_step()
-        for hooks in (_global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks):
-            for hook in list(hooks.values()):
-                hook(optimizer, (), {})
+        for pre_hook in (
+            *_global_optimizer_pre_hooks.values(),
+            *optimizer._optimizer_step_pre_hooks.values(),
+        ):
+            pre_hook(optimizer, (), {})
         self._leave_updates()
         self._after_step(self)
-        for hooks in (optimizer._optimizer_step_post_hooks, _global_optimizer_post_hooks):
-            for hook in list(hooks.values()):
-                hook(optimizer, (), {})
+        for post_hook in (
+            *optimizer._optimizer_step_post_hooks.values(),
+            *_global_optimizer_post_hooks.values(),
+        ):
+            post_hook(optimizer, (), {})
         return loss
 
     def _leave_updates(self) -> None:
@@ -110,7 +115,7 @@ class DeferredOptimizer:
                 entry = due.setdefault(bucket, [[] for _ in groups])
                 entry[number].append((parameter, gradient))
         for bucket, members in due.items():
-            bucket.updates.append(lambda members=members: self._update(groups, members))
+            bucket.updates.append(functools.partial(self._update, groups, members))
         if any(outside):
             self._run([g | {"params": p} for g, p in zip(groups, outside, strict=True) if p])
 

@@ -56,11 +56,11 @@ class Promise(torch.Tensor):
     @staticmethod
     def __new__(cls, view: torch.Tensor, owner: Settles, index: int) -> Promise:
         """Wrap ``view``."""
-        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # not in torch's stubs
+        self = torch.Tensor._make_wrapper_subclass(
             cls, view.size(), strides=view.stride(), dtype=view.dtype, device=view.device
         )
         self.view_, self.owner_, self.index_ = view, owner, index
-        return self  # type: ignore[no-any-return]
+        return self
 
     @classmethod
     def __torch_function__(
@@ -74,7 +74,7 @@ class Promise(torch.Tensor):
         return _use(func, args, kwargs or {}, settle=func not in _METADATA)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]  # torch types it as a static method
         cls,
         func: Callable[..., Any],
         types: Any,

@@ -91,7 +91,7 @@ def schedule(
 
 
 class Run:
-    """One training context. Made by :func:`schedule`; its methods are for use inside the context."""
+    """One training context, made by :func:`schedule`; its methods are for use inside it."""
 
     def __init__(
         self,

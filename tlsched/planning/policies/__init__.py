@@ -1,8 +1,8 @@
 """The policies: who decides the order in which buckets are sent.
 
-A policy is a pure state machine: it is told that a bucket's gradient is complete and answers which
-buckets to hand to which lane now. It knows no torch, no clock and no socket, so that a simulator and
-a training process can run the same object.
+A policy is a pure state machine: it is told that a bucket's gradient is complete and answers
+which buckets to hand to which lane now. It knows no torch, no clock and no socket, so that a
+simulator and a training process can run the same object.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""One training under one policy, as any user would write it; "ddp" is torch's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tlsched
+from tlsched.demo import digits
+from tlsched.demo.replay import ReplayedModel, vgg16
+
+REPLAY_SCALE = 0.1
+REPLAY_COMPUTE_S = 0.6
+WARMUP = 4  # two iterations learn, the third still starts without an overlap, one more to settle
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a rank is asked to train: ``part`` is real or replay."""
+
+    part: str
+    policy: str
+    iterations: int
+    trace: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """Seconds of each iteration after the warm-up, the last loss and, for real, the accuracy.
+
+    ``timeline`` holds a dict a bucket (``bytes``, ``ready_s``, ``sent_s``, ``needed_s``, measured
+    from the step() before) of one iteration, when it was asked for.
+    """
+
+    iteration_s: list[float]
+    loss: float
+    accuracy: float | None = None
+    timeline: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(job: Job, rank: int, size: int) -> Result:
+    """Do ``job`` as one of ``size`` ranks."""
+    torch.manual_seed(1)
+    return _train_digits(job, rank, size) if job.part == "real" else _train_replay(job)
+
+
+def _train_digits(job: Job, rank: int, size: int) -> Result:
+    x, y, test_x, test_y = digits.images()
+    net = digits.model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    loss_of = nn.CrossEntropyLoss()
+    # BatchNorm's running statistics are each rank's own under both (DDP would copy rank 0's).
+    with _around(job, net, optimizer) as (forward, _):
+        times, loss = _loop(
+            digits.batches(rank, size, job.iterations + WARMUP, x, y),
+            lambda batch: loss_of(forward(batch[0]), batch[1]),
+            optimizer,
+        )
+    losses = torch.tensor([loss])
+    dist.all_reduce(losses)
+    net.eval()
+    with torch.no_grad():
+        accuracy = (net(test_x).argmax(1) == test_y).float().mean()
+    return Result(times, float(losses) / size, float(accuracy))
+
+
+def _train_replay(job: Job) -> Result:
+    net = ReplayedModel(vgg16(), compute_s=REPLAY_COMPUTE_S, scale=REPLAY_SCALE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    x = torch.ones(1)
+    with _around(job, net, optimizer) as (forward, timeline):
+        times, loss = _loop(
+            [x] * (job.iterations + WARMUP), lambda batch: forward(batch).sum(), optimizer
+        )
+        rows = timeline() if job.trace else []
+    return Result(times, loss, timeline=rows)
+
+
+def _loop(
+    batches: list[Any], loss_of: Callable[[Any], torch.Tensor], optimizer: torch.optim.Optimizer
+) -> tuple[list[float], float]:
+    """An ordinary training loop; seconds between one step() and the next, after the warm-up."""
+    times: list[float] = []
+    loss = torch.tensor(0.0)
+    before_s = time.perf_counter()
+    for number, batch in enumerate(batches):
+        loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        optimizer.step()
+        optimizer.zero_grad()
+        now_s = time.perf_counter()
+        if number >= WARMUP:
+            times.append(now_s - before_s)
+        before_s = now_s
+    return times, float(loss)
+
+
+Timeline = Callable[[], list[dict[str, float]]]
+
+
+@contextmanager
+def _around(
+    job: Job, net: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[nn.Module, Timeline]]:
+    """The context in which ``job.policy`` trains, the module to call, and its timeline."""
+    if job.policy == "ddp":
+        from tlsched.demo.ddp_trace import DdpTrace
+
+        wrapped = DistributedDataParallel(net, broadcast_buffers=False)
+        yield wrapped, DdpTrace(wrapped).timeline if job.trace else list
+        return
+    with tlsched.schedule(net, optimizer, policy=job.policy, trace=job.trace) as run:
+        yield net, lambda: _timeline(run)
+
+
+def _timeline(run: tlsched.Run) -> list[dict[str, float]]:
+    """One settled iteration: its buckets' times, needed in the iteration after it."""
+    assert run.trace is not None
+    made, used = run.trace.iterations[-3:-1]
+    sizes = {row["bucket"]: row["bytes"] for row in run.report()}
+    return [
+        {
+            "bytes": sizes[bucket],
+            "ready_s": made.ready_s[bucket] - made.start_s,
+            "sent_s": made.sent_s[bucket] - made.start_s,
+            "needed_s": used.needed_s[bucket] - made.start_s,
+        }
+        for bucket in sorted(made.ready_s)
+    ]
