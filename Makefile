@@ -1,0 +1,43 @@
+# Everything runs in .venv, which `make setup` builds; no other step needs doing by hand.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-unprivileged lint format bench clean
+
+PYTHON := .venv/bin/python
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
+
+setup: ## install what is missing (Debian packages, .venv); nothing to do: under 2 s
+	@scripts/setup
+
+demo: setup ## build an emulated cluster, train over it with DDP and with tlsched, show both
+	@.venv/bin/tlsched demo
+
+test: need-root setup ## run every test (root: they build network namespaces)
+	@$(PYTHON) -m pytest
+
+test-unprivileged: setup ## run the tests that need no root
+	@$(PYTHON) -m pytest -m "not root"
+
+lint: setup ## check style and types, change nothing
+	@$(PYTHON) -m ruff check
+	@$(PYTHON) -m ruff format --check
+	@$(PYTHON) -m mypy
+
+format: setup ## put the sources in their one format
+	@$(PYTHON) -m ruff check --fix-only
+	@$(PYTHON) -m ruff format
+
+bench: setup ## run the benchmarks
+	@[ -e bench/__main__.py ] || { echo "no benchmarks yet: 'make demo' measures" >&2; exit 1; }
+	@$(PYTHON) -m bench
+
+clean: ## remove what building, testing and the demo left (.venv stays)
+	@rm -rf build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find tlsched tests bench -type d -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: need-root
+need-root:
+	@[ "$$(id -u)" = 0 ] || { echo "the tests need root: 'sudo make test', or 'make test-unprivileged' for the others" >&2; exit 1; }
