@@ -32,6 +32,7 @@ class Gradients:
         names: dict[Parameter, str],
         policy: Policy,
         lanes: Sequence[Lane],
+        world_size: int,
         timeout_s: float,
         *,
         learning: bool,
@@ -51,9 +52,8 @@ class Gradients:
         self._fired: dict[str, int] = {}
         self._late: set[int] = set()
         parameters = {name: parameter for parameter, name in names.items()}
-        size = lanes[0].group.size()
         self.buckets = tuple(
-            Bucket(i, b.names, [parameters[n] for n in b.names], size, self._wait)
+            Bucket(i, b.names, [parameters[n] for n in b.names], world_size, self._wait)
             for i, b in enumerate(policy.plan.buckets)
         )
         self.place = {

@@ -29,7 +29,7 @@ from tlsched.errors import ConfigError, ModelRefused, TrainingError
 from tlsched.planning.plan import Plan, make_plan
 from tlsched.planning.policies import POLICIES, make_policy
 from tlsched.shim import learning, reads
-from tlsched.shim.agreement import broadcast_tensors, from_rank_0, model_signature, require_same
+from tlsched.shim.agreement import Agreement, model_signature
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.gradients import Gradients
 from tlsched.shim.guards import Readers, guard_modules
@@ -112,6 +112,7 @@ class Run:
         self._dscps = dscps
         self._timeout_s = timeout_s
         self._entered = False
+        self._agreement: Agreement | None = None
         self._lanes: list[Lane] = []
         self._names: dict[Parameter, str] = {}
         self._optimizers: list[DeferredOptimizer] = []
@@ -194,20 +195,21 @@ class Run:
         return rows
 
     def _open(self) -> None:
-        ranks = dist.get_process_group_ranks(self._process_group or dist.group.WORLD)
+        group = self._process_group or dist.group.WORLD
+        assert group is not None
+        self._agreement = agreement = Agreement(group, self._timeout_s)
+        agreement.require_same("policy", [self.policy_name, f"DSCPs {self._dscps}"])
+        agreement.require_same("model", model_signature(self.model))
         count = LANE_COUNT if self.policy_name in ("kernel", "lanes") else 1
-        self._lanes = open_lanes(ranks, count, self._timeout_s)
-        control = self._lanes[0].group
-        require_same("policy", [self.policy_name, f"DSCPs {self._dscps}"], control)
-        require_same("model", model_signature(self.model), control)
+        self._lanes = open_lanes(agreement, count)
         if self.policy_name == "kernel":
-            self._mark(control)
-        broadcast_tensors((*self.model.parameters(), *self.model.buffers()), control)
+            self._mark(agreement)
+        self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
         self._names = {p: n for n, p in self.model.named_parameters() if p.requires_grad}
         self._readers = Readers(self.model, self._names)
         policy = make_policy("sync", learning.first_plan(self._names))
         self._gradients = Gradients(
-            self._names, policy, self._lanes, self._timeout_s, learning=True
+            self._names, policy, self._lanes, agreement.size, self._timeout_s, learning=True
         )
         for optimizer in self._given_optimizers:
             deferred = DeferredOptimizer(
@@ -218,8 +220,8 @@ class Run:
         reads.watch(self)
         self._readers.start()
 
-    def _mark(self, control: dist.ProcessGroup) -> None:
-        why_not = mark_lanes(self._lanes, lane_bands(self._dscps))
+    def _mark(self, agreement: Agreement) -> None:
+        why_not = mark_lanes(agreement, self._lanes, lane_bands(self._dscps))
         if why_not is not None:
             self._say(f"the lanes are not marked, so the kernel cannot order them: {why_not}")
             return
@@ -287,20 +289,21 @@ class Run:
         watched, self._readers = self._readers, None
         assert watched is not None
         watched.stop()
-        control = self._lanes[0].group
+        assert self._agreement is not None
         learned = self._buckets_of()
         order = learning.need_order(watched, self._names)
         mine = make_plan(
             learning.facts(order, self._names, watched),
             learning.ready_rank(learned, order, self._names),
         )
-        plan, firings = from_rank_0((mine, learned.firings), control)
+        plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
         self._say_if_different(mine, plan)
         learned.close()
         self._gradients = gradients = Gradients(
             self._names,
             make_policy(self.policy_name, plan),
             self._lanes,
+            self._agreement.size,
             self._timeout_s,
             learning=False,
             firings=firings,
