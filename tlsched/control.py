@@ -125,15 +125,12 @@ def _carry_out(
         return
     fd = None if classifier is None else classifier.fd
     with _hold_program(before) as old_fd:
-        done = 0
         try:
             for change in changes:
                 kernel.apply(change, before, fd)
-                done += 1
             _verify(kernel.read(before.iface), tree, _expected_program(before, changes, classifier))
         except BaseException as error:
-            if done:
-                _undo(kernel, before, old_fd, error)
+            _undo(kernel, before, old_fd, error)
             raise
 
 
@@ -177,7 +174,7 @@ def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseExcep
             f"{error}, and undoing failed: {second.message}",
             hint=f"run `tlsched detach --iface {before.iface}`",
         ) from error
-    if before.has_foreign_root and before.root is not None:
+    if before.root is not None and before.has_foreign_root and not now.has_foreign_root:
         raise ApplyError(
             f"{error}; undone, but the root qdisc {before.root.kind} cannot be restored",
             hint="configure it again",
