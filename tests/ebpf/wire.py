@@ -57,9 +57,11 @@ def make_link(namespace: Namespace, dev: str, classifier: program.Classifier) ->
     """Give an interface HTB and the classifier."""
     add_htb(namespace, dev)
     add_filter(namespace, dev, classifier.fd)
-    passed = _read_classes(namespace, dev)
-    counted = maps.read_counters(classifier.program_id)
-    return Link(namespace, dev, classifier.program_id, counted, passed)
+    while True:  # the kernel sends a packet of its own now and then: begin between two of them
+        passed = _read_classes(namespace, dev)
+        counted = maps.read_counters(classifier.program_id)
+        if passed == _read_classes(namespace, dev):
+            return Link(namespace, dev, classifier.program_id, counted, passed)
 
 
 def _since(before: Bands, now: Bands) -> Bands:

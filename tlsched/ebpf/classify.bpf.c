@@ -77,7 +77,7 @@ static __always_inline __u32 packet_dscp(struct __sk_buff *skb)
 		return ip_dscp(skb, ethertype, 0);
 	/*
 	 * A tag inside the frame. Whether the network header points behind it depends on who made
-	 * the packet (packet sockets: yes since Linux 6.0; frames that came in from a wire: no),
+	 * the packet (recent packet sockets: yes; frames that came in from a wire: no),
 	 * so the tags are walked from the start of the frame, which is where data starts at egress.
 	 */
 #pragma unroll
