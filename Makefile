@@ -13,7 +13,7 @@ setup: ## install what is missing (Debian packages, .venv); nothing to do: under
 	@scripts/setup
 
 demo: setup ## build an emulated cluster, train over it with DDP and with tlsched, show both
-	@.venv/bin/tlsched demo
+	@$(PYTHON) -m tlsched demo
 
 test: need-root setup ## run every test (root: they build network namespaces)
 	@$(PYTHON) -m pytest
