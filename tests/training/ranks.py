@@ -1,14 +1,19 @@
-"""Run a function on several ranks: real processes, real gloo, over loopback or inside a lab."""
+"""Run a function on several ranks: real processes, real gloo, over loopback.
+
+Starting torch takes seconds, so ranks are kept from one test to the next; each call gets a process
+group of its own. A pool in which a rank failed is thrown away.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
 import socket
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,53 +21,71 @@ import torch.distributed as dist
 
 Body = Callable[..., Any]
 
+_context = multiprocessing.get_context("spawn")
+
 
 class RankError(AssertionError):
     """A rank raised; the message is its traceback."""
 
 
-def run_ranks(
-    body: Body,
-    size: int,
-    *args: Any,
-    timeout_s: float = 120.0,
-    interface: str = "lo",
-    expect_dead: tuple[int, ...] = (),
-) -> list[Any]:
-    """``[body(rank, size, *args) for each rank]``, each in a process of its own.
+class RankPool:
+    """``size`` processes that run what they are asked to, together."""
 
-    ``body`` must be importable. Ranks in ``expect_dead`` may end without a result (None).
-    Raises RankError with the first traceback, or naming the ranks that did not end in time.
-    """
-    context = multiprocessing.get_context("spawn")
-    results: multiprocessing.Queue[tuple[int, Any, str | None]] = context.Queue()
-    port = free_port()
-    processes = [
-        context.Process(target=_rank, args=(body, rank, size, port, interface, results, args))
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    values: dict[int, Any] = {}
-    try:
-        while len(values) < size - len(expect_dead):
-            rank, value, error = results.get(timeout=timeout_s)
-            if error is not None:
-                raise RankError(f"rank {rank}:\n{error}")
-            values[rank] = value
-        for rank, process in enumerate(processes):
-            if rank not in expect_dead:
-                process.join(timeout_s)
-                assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}"
-    except queue.Empty:
-        missing = sorted(set(range(size)) - set(values))
-        raise RankError(f"ranks {missing} gave no result within {timeout_s} s") from None
-    finally:
-        for process in processes:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.broken = False
+        self._results: multiprocessing.Queue[tuple[int, Any, str | None]] = _context.Queue()
+        self._requests = [_context.Queue() for _ in range(size)]
+        self.processes = [
+            _context.Process(target=_serve, args=(rank, size, self._requests[rank], self._results))
+            for rank in range(size)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def run(self, body: Body, *args: Any, timeout_s: float = 100.0, dying: int = 0) -> list[Any]:
+        """``[body(rank, size, *args) for each rank]``; ``body`` must be importable.
+
+        ``dying`` ranks may end without a result (None). Raises RankError with the first traceback,
+        or naming the ranks that gave no result in time.
+        """
+        port = free_port()
+        for requests in self._requests:
+            requests.put((body, args, port))
+        values: dict[int, Any] = {}
+        self.broken = True
+        try:
+            while len(values) < self.size - dying:
+                rank, value, error = self._results.get(timeout=timeout_s)
+                if error is not None:
+                    raise RankError(f"rank {rank}:\n{error}")
+                values[rank] = value
+        except queue.Empty:
+            missing = sorted(set(range(self.size)) - set(values))
+            raise RankError(f"ranks {missing} gave no result within {timeout_s} s") from None
+        self.broken = dying > 0
+        return [values.get(rank) for rank in range(self.size)]
+
+    def close(self) -> None:
+        """End the processes."""
+        for requests in self._requests:
+            requests.put(None)
+        for process in self.processes:
+            process.join(0 if self.broken else 10)
             if process.is_alive():
                 process.kill()
-            process.join()
-    return [values.get(rank) for rank in range(size)]
+                process.join()
+
+
+@contextlib.contextmanager
+def fresh_ranks(size: int) -> Iterator[RankPool]:
+    """A pool that no other test uses: for tests that break it."""
+    pool = RankPool(size)
+    try:
+        yield pool
+    finally:
+        pool.broken = True
+        pool.close()
 
 
 def free_port() -> int:
@@ -73,26 +96,23 @@ def free_port() -> int:
         return port
 
 
-def _rank(
-    body: Body, rank: int, size: int, port: int, interface: str, results: Any, args: tuple[Any, ...]
-) -> None:
+def _serve(rank: int, size: int, requests: Any, results: Any) -> None:
+    torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        GLOO_SOCKET_IFNAME=interface,
+        GLOO_SOCKET_IFNAME="lo",
     )
-    torch.set_num_threads(1)
+    # Loopback carries no tree; what is said about that has a test of its own.
     warnings.filterwarnings("ignore", message="tlsched: the kernel does not order")
-    try:
-        dist.init_process_group("gloo")
-        value = body(rank, size, *args)
-        results.put((rank, value, None))
-        dist.destroy_process_group()
-    except BaseException:
-        results.put((rank, None, traceback.format_exc()))
-        raise
-    finally:
-        results.close()
-        results.join_thread()
+    while (request := requests.get()) is not None:
+        body, args, port = request
+        os.environ["MASTER_PORT"] = str(port)
+        try:
+            dist.init_process_group("gloo")
+            results.put((rank, body(rank, size, *args), None))
+            dist.destroy_process_group()
+        except BaseException:
+            results.put((rank, None, traceback.format_exc()))
+            return
