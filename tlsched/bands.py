@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from tlsched.errors import ConfigError
 
 LANE_COUNT = 6
-DEFAULT_DSCPS: tuple[int, ...] = (40, 32, 24, 16, 10, 8)  # CS5 CS4 CS3 CS2 AF11 CS1
+# CS5 CS4 CS3 CS2 AF12 CS1. Not AF11: setting that alone gives a socket priority 2 as well, which
+# would be both marks of lane 4 in one call by somebody who never heard of lanes.
+DEFAULT_DSCPS: tuple[int, ...] = (40, 32, 24, 16, 12, 8)
 NETWORK_CONTROL_DSCPS = frozenset({48, 56})  # CS6, CS7: routing protocols (RFC 4594, section 3.2)
 DEFAULT_BAND = "default"
 
@@ -54,11 +56,19 @@ class Band:
         return None if self.dscp is None else self.dscp << 2
 
 
+def priority_set_by_tos(dscp: int) -> int:
+    """The priority that IP_TOS with this DSCP gives a socket (ip(7); the kernel's ip_tos2prio).
+
+    It depends on the two bits that RFC 1349 called low delay and high throughput.
+    """
+    return (0, 2, 6, 4)[(dscp >> 1) & 3]
+
+
 def lane_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:
     """The lanes' bands, most urgent first, with the administrator's ``dscps``.
 
-    Raises ConfigError when ``dscps`` is not six distinct code points between 1 and 63, or
-    takes one that belongs to network control.
+    Raises ConfigError when ``dscps`` is not six distinct code points between 1 and 63, takes one
+    that belongs to network control, or one that alone brings its lane's priority with it.
     """
     if len(dscps) != LANE_COUNT or len(set(dscps)) != LANE_COUNT:
         raise ConfigError(
@@ -75,10 +85,18 @@ def lane_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:
                 f"DSCP {dscp} belongs to network control (RFC 4594)",
                 hint="use another code point: routing protocols depend on this one",
             )
-    return tuple(
+    bands = tuple(
         Band(f"lane{lane}", order=lane, priority=LANE_COUNT - lane, dscp=dscp)
         for lane, dscp in enumerate(dscps)
     )
+    for band, dscp in zip(bands, dscps, strict=True):
+        if band.priority == priority_set_by_tos(dscp):
+            raise ConfigError(
+                f"DSCP {dscp} does not suit {band.name}: a program that sets it gets priority "
+                f"{band.priority} from the kernel too, and so both marks",
+                hint="use another code point for this lane",
+            )
+    return bands
 
 
 def all_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:

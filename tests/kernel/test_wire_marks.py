@@ -13,7 +13,7 @@ from scapy.layers.l2 import Ether
 
 from tests.ebpf import wire
 from tests.netns import Pair
-from tlsched.bands import DEFAULT_BAND, Band, all_bands, lane_bands
+from tlsched.bands import DEFAULT_BAND, Band, all_bands, lane_bands, priority_set_by_tos
 from tlsched.ebpf import program
 
 pytestmark = pytest.mark.root
@@ -106,21 +106,7 @@ def test_one_mark_alone_leads_nowhere(
     assert set(lane_packets(link).values()) == {0}
 
 
-@pytest.mark.parametrize(
-    "lane",
-    [
-        pytest.param(
-            lane,
-            id=lane.name,
-            marks=pytest.mark.xfail(
-                lane.dscp == 10 and lane.priority == 2,
-                reason="IP_TOS alone makes AF11's priority 2 (Linux: ip_tos2prio), this lane's",
-                strict=True,
-            ),
-        )
-        for lane in lane_bands()
-    ],
-)
+@pytest.mark.parametrize("lane", lane_bands(), ids=lambda lane: lane.name)
 def test_an_unprivileged_ip_tos_leads_nowhere(
     netns_pair: Pair, link: wire.Link, lane: Band
 ) -> None:
@@ -129,6 +115,9 @@ def test_an_unprivileged_ip_tos_leads_nowhere(
     sock, address = udp_socket(netns_pair, socket.AF_INET)
     with sock:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, lane.tos)
+        assert lane.dscp is not None
+        implied = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
+        assert implied == priority_set_by_tos(lane.dscp)
         udp_arrivals(netns_pair, sock, address)
     assert set(lane_packets(link).values()) == {0}
 

@@ -1,0 +1,27 @@
+"""Models x optimizers x loops: DDP's parameters, and the same bits under sync and kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.training import loops, models
+from tests.training.ranks import RankPool
+
+STEPS = 10
+
+
+@pytest.mark.parametrize("loop", loops.LOOPS)
+@pytest.mark.parametrize("optimizer", models.OPTIMIZERS)
+@pytest.mark.parametrize("model", models.MODELS)
+def test_parameters_are_ddps_and_policies_agree(
+    two_ranks: RankPool, model: str, optimizer: str, loop: str
+) -> None:
+    ddp, sync, kernel = (
+        two_ranks.run(loops.train, policy, model, optimizer, loop, STEPS)
+        for policy in ("ddp", "sync", "kernel")
+    )
+    assert models.identical(kernel[0], kernel[1]), "ranks diverged"
+    assert models.identical(sync[0], kernel[0])
+    for ours, theirs in zip(kernel[0], ddp[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
