@@ -20,7 +20,8 @@ class DdpTrace:
         self._iterations = [Iteration(time.perf_counter())]
         self._bucket_of: dict[Parameter, int] = {}
         self._bytes: dict[int, int] = {}
-        wrapped.register_comm_hook(None, self._average)
+        # torch wants this parameter unannotated, or annotated with a type that its stubs lack.
+        wrapped.register_comm_hook(None, lambda _state, bucket: self._average(bucket))
         wrapped.register_forward_pre_hook(self._start, prepend=True)
         for module in wrapped.modules():
             if module is not wrapped:
@@ -49,11 +50,7 @@ class DdpTrace:
                 bucket = self._bucket_of[parameter]
                 self._iterations[-1].needed_s.setdefault(bucket, time.perf_counter())
 
-    def _average(
-        self,
-        _state: object,
-        bucket: Any,  # dist.GradBucket, which the stubs lack
-    ) -> torch.futures.Future[torch.Tensor]:
+    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         iteration, index = self._iterations[-1], bucket.index()
         iteration.ready_s[index] = time.perf_counter()
         flat = bucket.buffer()

@@ -9,7 +9,8 @@ from typing import Any
 
 from tlsched.demo.run import Measured, Outcome
 
-COLOURS = {"waiting": "#d0d0d0", "sending": "#3b78b5", "needed": "#c03b2b"}
+COLOURS = {"sending": "#3b78b5", "needed": "#c03b2b"}
+TITLES = {"ddp": "DistributedDataParallel", "kernel": "tlsched, policy kernel"}
 
 
 def rows(outcome: Outcome) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def _is(one: Measured, part: str, policy: str) -> bool:
 
 
 def _draw(outcome: Outcome, path: Path) -> None:
-    """A lane a bucket: grey from ready to the end of sending, red where forward needs it."""
+    """A row a bucket: blue from ready to the end of sending, red where forward needs it."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -56,7 +57,6 @@ def _draw(outcome: Outcome, path: Path) -> None:
     figure, axes = plt.subplots(
         len(outcome.timelines), 1, sharex=True, figsize=(10, 7), layout="constrained"
     )
-    names = {"ddp": "DistributedDataParallel", "kernel": "tlsched, policy kernel"}
     for axis, (policy, timeline) in zip(axes, outcome.timelines.items(), strict=True):
         for number, bucket in enumerate(timeline):
             left, width = bucket["ready_s"], bucket["sent_s"] - bucket["ready_s"]
@@ -71,7 +71,8 @@ def _draw(outcome: Outcome, path: Path) -> None:
                 xytext=(4, -3),
                 fontsize=7,
             )
-        axis.set_title(names[policy], loc="left")
+        axis.set_title(TITLES[policy], loc="left")
+        axis.yaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel("bucket, first needed on top")
         axis.invert_yaxis()
     axes[-1].set_xlabel("seconds after the step() that began the iteration")
