@@ -1,1 +1,1 @@
-"""Benchmarks: one command per question."""
+"""Benchmarks: one command a question, `python -m bench NAME`. Figures, no verdicts."""

@@ -1,0 +1,82 @@
+"""`python -m bench`: the benchmarks' command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from bench import classifier, host, record
+from bench import step as step_bench
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
+console = Console(highlight=False)
+STEP_POLICIES = "ddp,sync,fifo,lanes,kernel"
+RESULTS = Path(__file__).parent / "results"
+
+Rounds = Annotated[int, typer.Option(min=1, help="How often everything is measured, in turn.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to this file.")]
+
+
+@app.command("classifier")
+def classifier_command(rounds: Rounds = 9, json_file: Json = None) -> None:
+    """Nanoseconds a packet that the classifier costs."""
+    rows = classifier.measure(rounds)
+    _show("classifier, ns a packet", ("packet", "band"), "ns", rows, "{:.0f}")
+    record.save(json_file, "classifier", rows)
+
+
+@app.command("host")
+def host_command(rounds: Rounds = 5, json_file: Json = None) -> None:
+    """Seconds that attach, status and detach take as commands."""
+    rows = host.measure(rounds)
+    _show("commands, seconds", ("command",), "seconds", rows, "{:.2f}")
+    record.save(json_file, "host", rows)
+
+
+@app.command("step")
+def step_command(
+    policies: Annotated[str, typer.Option(help="Comma-separated.")] = STEP_POLICIES,
+    rounds: Rounds = 3,
+    json_file: Json = None,
+) -> None:
+    """Seconds an iteration of a replayed VGG-16 at a tenth, 4 hosts, 1 Gbit/s."""
+    names = policies.split(",")
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=len(names) * rounds)
+        rows, lab = step_bench.measure(
+            names, rounds, lambda what: progress.update(task, advance=1, description=what)
+        )
+    _show(f"step, floor {rows[0]['floor_s']:.3f} s", ("policy",), "iteration_s", rows, "{:.3f}")
+    record.save(json_file, "step", rows, lab=lab)
+
+
+@app.command("all")
+def all_command(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = RESULTS,
+) -> None:
+    """Everything, with the results as JSON: about eight minutes."""
+    classifier_command(json_file=out / "classifier.json")
+    host_command(json_file=out / "host.json")
+    step_command(json_file=out / "step.json")
+
+
+def _show(
+    title: str, names: tuple[str, ...], figure: str, rows: list[dict[str, Any]], form: str
+) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in (*names, "median", "min", "max", "n"):
+        table.add_column(name, justify="left" if name in names else "right")
+    for row in rows:
+        spread = row[figure]
+        figures = [form.format(spread[key]) for key in ("median", "min", "max")]
+        table.add_row(*(str(row[name]) for name in names), *figures, str(spread["n"]))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    app()
