@@ -1,4 +1,4 @@
-"""What of ours exists on the machine: namespaces, root qdiscs, BPF programs.
+"""What of ours exists on the machine: namespaces, labs, root qdiscs, BPF programs.
 
 Compared before and after a test run. Several runs may share a machine, so only what is
 certainly this run's is blamed on it.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tests import netns
 from tlsched.bands import MAJOR
+from tlsched.lab import state
 
 PROGRAM_PREFIX = "tlsched"
 GRACE_S = 3.0  # the kernel frees a program some milliseconds after its last holder
@@ -45,10 +46,15 @@ def _compare(before: Observed, after: Observed) -> list[str]:
     new = after.namespaces - before.namespaces
     ours = sorted(name for name in new if netns.owner_pid(name) == os.getpid())
     left = [f"namespace {name}" for name in ours]
+    left += [f"lab {record.topology.name}" for record in state.records() if _is_ours(record)]
     left += [f"qdisc {qdisc}" for qdisc in sorted(after.qdiscs - before.qdiscs)]
     if not _others_at_work(after.namespaces - frozenset(ours)):
         left += [f"BPF program {prog}" for prog in sorted(after.programs - before.programs)]
     return left
+
+
+def _is_ours(record: state.Record) -> bool:
+    return record.owner is not None and record.owner.pid == os.getpid()
 
 
 def _others_at_work(names: frozenset[str]) -> bool:
