@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch.nn import Parameter
 
 from tlsched.shim.promise import Promise
+from tlsched.shim.reduction import Reduction
 
 # Buckets' gradients start at multiples of this many elements, so that vector loads are aligned.
 ALIGN_ELEMENTS = 16
@@ -27,7 +27,7 @@ ALIGN_ELEMENTS = 16
 class Bucket:
     """The gradients of ``parameters`` (one dtype, one device), and their promises.
 
-    ``wait`` turns an all-reduce's Work into a result or an error that names this bucket.
+    ``wait`` turns a running all-reduce into a result or an error that names this bucket.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Bucket:
         names: Sequence[str],
         parameters: Sequence[Parameter],
         world_size: int,
-        wait: Callable[[Bucket, dist.Work], None],
+        wait: Callable[[Bucket, Reduction], None],
     ) -> None:
         self.index = index
         self.names = tuple(names)
         self.parameters = tuple(parameters)
         self.waited_s = 0.0
-        self.work: dist.Work | None = None
+        self.work: Reduction | None = None
         self.updates: list[Callable[[], None]] = []
         self.lane = 0
         self._wait = wait
@@ -84,7 +84,7 @@ class Bucket:
                 self._take(index)
                 self.filled[index] = True
 
-    def launch(self, start: Callable[[torch.Tensor], dist.Work]) -> None:
+    def launch(self, start: Callable[[torch.Tensor], Reduction]) -> None:
         """Start the all-reduce. All parameters must have been filled."""
         self.flags.copy_(torch.tensor(self.filled))
         self.launched = True
@@ -152,11 +152,11 @@ class Bucket:
             parameter.grad = promise
 
     def _finish_reduction(self) -> None:
-        work, self.work = self.work, None
-        if work is None:
+        if self.work is None:
             return
         started_s = time.perf_counter()
-        self._wait(self, work)
+        self._wait(self, self.work)
+        self.work = None  # not before: after a failure or Ctrl-C there is no average to use
         self.waited_s += time.perf_counter() - started_s
         if self.everywhere_used:
             return

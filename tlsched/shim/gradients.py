@@ -6,16 +6,17 @@ ranks share; what backward did not reach is launched when the round closes, with
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch.nn import Parameter
 
-from tlsched.errors import CommunicationError, ModelRefused
+from tlsched.errors import ModelRefused
 from tlsched.planning.policies import Policy, Send
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.lanes import Lane
+from tlsched.shim.reduction import Reduction
 from tlsched.shim.trace import Trace
 
 
@@ -81,6 +82,24 @@ class Gradients:
         self.close_round()
         for bucket in self.buckets if buckets is None else buckets:
             bucket.settle()
+
+    def finish(self, limit_s: float) -> int:
+        """Do what updates can be done within ``limit_s`` and drop the rest; how many were dropped.
+
+        For when training ends with an exception: step() has promised these updates, but whether
+        the other ranks still send their part is unknown.
+        """
+        end_s = time.monotonic() + limit_s
+        dropped = 0
+        for bucket in self.buckets:
+            work = bucket.work
+            if bucket.updates and (
+                work is None or work.ends_within(max(0.0, end_s - time.monotonic()))
+            ):
+                bucket.settle()
+            dropped += bool(bucket.updates)
+            bucket.updates.clear()
+        return dropped
 
     def close_round(self) -> None:
         """Launch what backward did not reach, in the order that all ranks share."""
@@ -159,15 +178,9 @@ class Gradients:
         if self._trace is not None and bucket.work is not None:
             self._trace.ready(bucket.index, bucket.work.get_future())
 
-    def _wait(self, bucket: Bucket, work: dist.Work) -> None:
+    def _wait(self, bucket: Bucket, work: Reduction) -> None:
         try:
-            work.wait()
+            work.wait(self._timeout_s)
         except RuntimeError as error:
-            lane = self._lanes[bucket.lane]
-            rank = lane.rank_of(str(error))
-            who = "a rank" if rank is None else f"rank {rank}"
-            raise CommunicationError(
-                f"averaging bucket {bucket.index} ({bucket.names[0]}, …) on lane {bucket.lane} "
-                f"failed: {who} left or did not answer within {self._timeout_s:g} s",
-                hint="see that rank's own error; every rank must run the same number of backwards",
-            ) from error
+            what = f"averaging bucket {bucket.index} ({bucket.names[0]}, …) on lane {bucket.lane}"
+            raise self._lanes[bucket.lane].failure(what, error) from error

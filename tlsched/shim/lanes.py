@@ -8,9 +8,12 @@ must all ranks issue their collectives in the same order.
 from __future__ import annotations
 
 import datetime
+import os
+import resource
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -19,9 +22,15 @@ from tlsched.bands import Band
 from tlsched.errors import CommunicationError
 from tlsched.shim import sockets
 from tlsched.shim.agreement import Agreement
+from tlsched.shim.reduction import Reduction
+from tlsched.shim.roster import Roster
 
 # What one gloo group costs a process besides its N-1 sockets: a listener, epoll and event files.
 FDS_BESIDE_PEERS = 4
+_SPARE_FDS = 16  # for the store's and the program's own passing needs
+# All ranks are known to be there when lanes open, and gloo's constructor hears no Ctrl-C.
+_CONNECT_S = 60.0
+_ABORT_S = 2.0  # what was cut has failed long before
 
 
 @dataclass(slots=True)
@@ -35,14 +44,19 @@ class Lane:
     index: int
     group: Any  # dist.ProcessGroupGloo, whose collectives torch's stubs lack; None once closed
     connections: dict[int, sockets.Connection]
+    roster: Roster
+    timeout_s: float
     band: Band | None = None
     _sum: dist.AllreduceOptions = field(default_factory=dist.AllreduceOptions)
     _from_rank_0: dist.BroadcastOptions = field(default_factory=dist.BroadcastOptions)
+    _running: WeakSet[Reduction] = field(default_factory=WeakSet)
 
-    def all_reduce(self, flat: torch.Tensor) -> dist.Work:
+    def __post_init__(self) -> None:
+        self._sum.timeout = self._from_rank_0.timeout = datetime.timedelta(seconds=self.timeout_s)
+
+    def all_reduce(self, flat: torch.Tensor) -> Reduction:
         """Start summing the contiguous tensor ``flat`` over all ranks, in place."""
-        work: dist.Work = self.group.allreduce([flat], self._sum)
-        return work
+        return self._watched(self.group.allreduce([flat], self._sum))
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite ``tensors`` (any strides) with rank 0's values."""
@@ -50,8 +64,25 @@ class Lane:
             for tensor in tensors:
                 if tensor.numel():
                     whole = tensor.detach().contiguous()
-                    self.group.broadcast([whole], self._from_rank_0).wait()
+                    sent = self._watched(self.group.broadcast([whole], self._from_rank_0))
+                    try:
+                        sent.wait(self.timeout_s)
+                    except RuntimeError as error:
+                        what = f"sending {self.roster.name(0)}'s parameters on lane {self.index}"
+                        raise self.failure(what, error) from error
                     tensor.copy_(whole)
+
+    def failure(self, what: str, error: RuntimeError) -> CommunicationError:
+        """The error that says what failed and through whom, where gloo's is ``error``."""
+        text = str(error)
+        if "Timed out waiting" in text:
+            who = self.roster.who_is_silent(self.index, self.timeout_s)
+        else:
+            who = self.roster.who_broke(self.rank_of(text))
+        return CommunicationError(
+            f"{what} failed: {who}",
+            hint="see that rank's own error; every rank must run the same number of backwards",
+        )
 
     def rank_of(self, text: str) -> int | None:
         """The rank whose address appears in ``text``, an error message of gloo's."""
@@ -64,16 +95,33 @@ class Lane:
     def close(self, *, abort: bool) -> None:
         """Leave the group; with ``abort`` cut its connections first, so that nothing waits.
 
-        gloo's own abort() leaves running collectives waiting for their peers.
+        gloo's own abort() leaves running collectives waiting for their peers. They are awaited
+        here, since they write into the gradients, and since the group's destructor joins their
+        threads with the GIL held, for which a callback on a Future waits.
         """
         if abort:
             for connection in self.connections.values():
                 sockets.cut(connection)
+        for reduction in list(self._running):
+            if abort:
+                reduction.ends_within(_ABORT_S)
+            reduction.drop("the lane is closed")
         self.group = None
+
+    def _watched(self, work: dist.Work) -> Reduction:
+        self.roster.started[self.index] += 1
+        reduction = Reduction(work, self.roster)
+        self._running.add(reduction)
+        return reduction
 
 
 def open_lanes(agreement: Agreement, count: int) -> list[Lane]:
-    """Make ``count`` lanes over all ranks of ``agreement``."""
+    """Make ``count`` lanes over all ranks of ``agreement``.
+
+    Raises CommunicationError, on all ranks, when one of them lacks file descriptors.
+    """
+    _require_fds(agreement, count)
+    agreement.roster.started = [0] * count
     lanes: list[Lane] = []
     try:
         for index in range(count):
@@ -85,6 +133,20 @@ def open_lanes(agreement: Agreement, count: int) -> list[Lane]:
     return lanes
 
 
+def _require_fds(agreement: Agreement, count: int) -> None:
+    """Ask before anything is opened: gloo aborts or hangs where an accept() fails."""
+    needed = count * (agreement.size - 1 + FDS_BESIDE_PEERS) + _SPARE_FDS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = limit - len(os.listdir("/proc/self/fd")) if limit != resource.RLIM_INFINITY else needed
+    for rank, theirs in enumerate(agreement.gather("room for file descriptors", room)):
+        if theirs < needed:
+            raise CommunicationError(
+                f"{agreement.roster.name(rank)} has room for {theirs} more file descriptors, and "
+                f"{count} lanes over {agreement.size} ranks need {needed}",
+                hint='raise its limit (`ulimit -n`), or use policy="fifo", which needs one lane',
+            )
+
+
 def mark_lanes(agreement: Agreement, lanes: Sequence[Lane], bands: Sequence[Band]) -> str | None:
     """Mark lane *i*'s sockets with ``bands[i]`` on all ranks, or say why they stay unordered.
 
@@ -94,7 +156,7 @@ def mark_lanes(agreement: Agreement, lanes: Sequence[Lane], bands: Sequence[Band
     reasons = agreement.gather("lanes' marks", reason)
     for rank, text in enumerate(reasons):
         if text is not None:
-            return f"on rank {rank}, {text}"
+            return f"on {agreement.roster.name(rank)}, {text}"
     for lane, band in zip(lanes, bands, strict=True):
         lane.band = band
     return None
@@ -123,20 +185,22 @@ def _open_lane(agreement: Agreement, index: int) -> Lane:
             agreement.substore(f"lane{index}"),
             agreement.rank,
             agreement.size,
-            datetime.timedelta(seconds=agreement.timeout_s),
+            datetime.timedelta(seconds=min(agreement.timeout_s, _CONNECT_S)),
         )
 
     try:
         group, connections = sockets.sockets_made_by(make)
     except (OSError, RuntimeError) as error:
-        needed = agreement.size - 1 + FDS_BESIDE_PEERS
         raise CommunicationError(
             f"lane {index} could not be opened ({_first_line(error)})",
-            hint=f"each lane needs {needed} file descriptors (see `ulimit -n`) and a reachable "
-            "interface (see GLOO_SOCKET_IFNAME)",
+            hint="see the other ranks' errors; all ranks need an interface on which they reach "
+            "each other (see GLOO_SOCKET_IFNAME)",
         ) from error
     pairs = agreement.gather("lane's addresses", [(c.local, c.peer) for c in connections])
-    return Lane(index, group, sockets.mirrored(connections, pairs, agreement.rank))
+    found = sockets.mirrored(connections, pairs, agreement.rank)
+    for connection in found.values():
+        os.set_inheritable(connection.fd, False)  # a program that outlives us would keep it open
+    return Lane(index, group, found, agreement.roster, agreement.timeout_s)
 
 
 def _first_line(error: BaseException) -> str:

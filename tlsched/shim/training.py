@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tlsched.bands import DEFAULT_DSCPS, LANE_COUNT, lane_bands
-from tlsched.errors import ConfigError, ModelRefused, TrainingError
+from tlsched.errors import CommunicationError, ConfigError, ModelRefused, TrainingError
 from tlsched.planning.plan import Plan, make_plan
 from tlsched.planning.policies import POLICIES, make_policy
 from tlsched.shim import learning, reads
@@ -40,6 +40,9 @@ from tlsched.shim.trace import Trace
 
 # Two, because what is read between step() and the next forward shows only in the second.
 LEARNING_STEPS = 2
+
+# How long the updates that step() promised may still take when training ends with an exception.
+FINISH_S = 5.0
 
 
 def schedule(
@@ -132,8 +135,8 @@ class Run:
         self._entered = True
         try:
             self._open()
-        except BaseException:
-            self._close(abort=True)
+        except BaseException as error:
+            self._close(error)
             raise
         return self
 
@@ -143,15 +146,18 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Flush, or after an exception give up at once; leave model and optimizer as they were."""
+        """Flush and leave model and optimizer as they were.
+
+        After an exception, what step() left due gets a few seconds at most, and the other ranks are
+        told why this one leaves.
+        """
         try:
-            if kind is None:
+            if error is None:
                 self.flush()
-        except BaseException:
-            kind = TrainingError
+        except BaseException as failure:
+            self._close(failure)
             raise
-        finally:
-            self._close(abort=kind is not None)
+        self._close(error)
 
     @property
     def plan(self) -> Plan:
@@ -335,18 +341,48 @@ class Run:
         if self._gradients is not None and any(b.updates for b in self._gradients.buckets):
             self.flush()
 
-    def _close(self, *, abort: bool) -> None:
-        reads.unwatch(self)
-        for handle in self._guards:
-            handle.remove()
-        if self._readers is not None:
-            self._readers.stop()
-            self._readers = None
-        for optimizer in self._optimizers:
-            optimizer.close()
-        if self._gradients is not None:
-            self._gradients.close()
-            self._gradients = None
-        for lane in self._lanes:
-            lane.close(abort=abort)
-        self._lanes = []
+    def _close(self, error: BaseException | None) -> None:
+        """Leave, after ``error`` without waiting for anybody. Every part is tried."""
+        with ExitStack() as parts:  # called last to first
+            if self._gradients is not None:
+                parts.callback(self._gradients.close)
+            for lane in self._lanes:
+                parts.callback(lane.close, abort=error is not None)
+            if self._agreement is not None:
+                parts.callback(self._agreement.roster.leave, self._farewell(error))
+            for optimizer in self._optimizers:
+                parts.callback(optimizer.close)
+            if error is not None and self._gradients is not None:
+                parts.callback(self._finish, self._gradients, error)
+            if self._readers is not None:
+                parts.callback(self._readers.stop)
+            for handle in self._guards:
+                parts.callback(handle.remove)
+            parts.callback(reads.unwatch, self)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of everything: ``run`` may live on, and with it a traceback's frames."""
+        self._agreement = self._gradients = self._readers = None
+        self._lanes, self._optimizers, self._guards, self._eager = [], [], [], []
+        self._names, self._steps = {}, {}
+
+    def _finish(self, gradients: Gradients, error: BaseException) -> None:
+        limit_s = 0.0 if isinstance(error, CommunicationError) else min(FINISH_S, self._timeout_s)
+        try:
+            dropped = gradients.finish(limit_s)
+        except Exception as failure:  # the loop's own exception is the one to see
+            self._say(f"the update that step() promised failed ({failure})")
+            return
+        if dropped:
+            self._say(
+                f"the update that step() promised is missing on {dropped} of "
+                f"{len(gradients.buckets)} buckets, whose averages did not arrive: parameters are "
+                "not consistent; go on from a checkpoint"
+            )
+
+    def _farewell(self, error: BaseException | None) -> str:
+        if error is None:
+            steps = ", ".join(str(number) for number in self._steps.values())
+            return f"its loop ended after {steps} steps"
+        return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,0 +1,93 @@
+"""A running collective, awaited so that Ctrl-C is heard and nothing keeps a dead group alive."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import torch
+import torch.distributed as dist
+
+from tlsched.shim.roster import Roster
+
+# c10d's wait() hears no signal. So a long wait is made of short ones, between which Python runs its
+# signal handlers; whoever need not wait longer than this never notices.
+_SLICE = datetime.timedelta(seconds=0.5)
+
+
+class Reduction:
+    """c10d's ``work``, let go as soon as it has ended.
+
+    A process group lives as long as a Work of it, and a traceback keeps whatever its frames hold;
+    so an error that somebody stores would keep the group's threads and sockets.
+    """
+
+    __slots__ = ("__weakref__", "_failure", "_roster", "_started_s", "_told", "_work")
+
+    def __init__(self, work: dist.Work, roster: Roster) -> None:
+        self._work: dist.Work | None = work
+        self._failure: str | None = None
+        self._roster = roster
+        self._started_s = time.monotonic()
+        self._told = False
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when it is done. Raises RuntimeError with gloo's message, again at each call.
+
+        After half of the time it leaves a note for the others (see :mod:`tlsched.shim.roster`).
+        """
+        end_s = time.monotonic() + timeout_s
+        while not self._ended():
+            now_s = time.monotonic()
+            if now_s > end_s:
+                raise RuntimeError(f"Timed out waiting {timeout_s:g} s")
+            if not self._told and now_s > self._started_s + timeout_s / 2:
+                self._told = True
+                self._roster.still_waiting()
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait at most so long (in steps of half a second); True when it succeeded."""
+        end_s = time.monotonic() + seconds
+        while not self._ended():
+            if time.monotonic() >= end_s:
+                return False
+        return self._failure is None
+
+    def get_future(self) -> torch.futures.Future[object]:
+        """c10d's Future of it; only before :meth:`wait`."""
+        assert self._work is not None
+        future: torch.futures.Future[object] = self._work.get_future()
+        return future
+
+    def drop(self, failure: str) -> None:
+        """Let go of it, and fail whoever waits later."""
+        if self._work is not None:
+            self._work, self._failure = None, failure
+
+    def _ended(self) -> bool:
+        """Wait one slice."""
+        if self._work is None:
+            return True
+        try:
+            self._work.wait(_SLICE)
+        except RuntimeError as error:
+            # The same exception tells that the slice is over and that the collective failed; and
+            # it may have ended just after the slice.
+            if not self._work.is_completed():
+                return False
+            if self._work.is_success():
+                self._work = None
+                return True
+            self._failure = self._reason(error)
+        self._work = None
+        return True
+
+    def _reason(self, error: RuntimeError) -> str:
+        assert self._work is not None
+        try:
+            self._work.wait()
+        except RuntimeError as reason:
+            return str(reason)
+        return str(error)
