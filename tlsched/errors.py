@@ -10,8 +10,8 @@ from __future__ import annotations
 class TlschedError(Exception):
     """Base of all errors that tlsched raises on purpose.
 
-    ``message`` says what is wrong; ``hint`` what to do next. ``exit_code`` is what the command line ends
-    with.
+    ``message`` says what is wrong, ``hint`` what to do next; ``exit_code`` is what the command
+    line ends with.
     """
 
     exit_code = 1
@@ -50,7 +50,7 @@ class ForeignQdisc(HostError):
 
 
 class ApplyError(TlschedError):
-    """A change failed half-way. What had been changed was undone, unless the message says otherwise."""
+    """A change failed half-way. It was undone, unless the message says otherwise."""
 
 
 class LabError(TlschedError):
@@ -62,7 +62,7 @@ class TrainingError(TlschedError):
 
 
 class ModelRefused(TrainingError):
-    """This model or optimizer cannot be trained this way. Raised before anything is changed."""
+    """This model or optimizer cannot be trained this way. Nothing was changed."""
 
 
 class RanksDisagree(TrainingError):
@@ -70,4 +70,4 @@ class RanksDisagree(TrainingError):
 
 
 class CommunicationError(TrainingError):
-    """A collective failed or timed out; the message names lane, bucket and, where known, the rank."""
+    """A collective failed or timed out; the message names what was waited for, and for whom."""

@@ -24,4 +24,6 @@ def test_parameters_are_ddps_and_policies_agree(
     assert models.identical(kernel[0], kernel[1]), "ranks diverged"
     assert models.identical(sync[0], kernel[0])
     for ours, theirs in zip(kernel[0], ddp[0], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+        # Relative to the tensor's scale: single weights pass through zero.
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * scale)
