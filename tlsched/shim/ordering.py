@@ -15,17 +15,24 @@ from tlsched.bands import MAJOR
 TIMEOUT_S = 5.0
 
 
-def unordered_interfaces(local_addresses: Iterable[str]) -> list[str] | None:
-    """Names of the interfaces with these addresses that carry no tlsched tree; None if unknown."""
-    wanted = set(local_addresses)
+def unordered_interfaces(pairs: Iterable[tuple[str, str]]) -> list[str] | None:
+    """Names of the interfaces that connections leave by and that carry no tlsched tree.
+
+    ``pairs`` are the connections' own and peer's IP addresses. A connection to an address of this
+    host stays within the kernel: it passes no link, so there is nothing to order. None if unknown.
+    """
     links = _read_json("ip", "-json", "address", "show")
     qdiscs = _read_json("tc", "-json", "qdisc", "show")
     if links is None or qdiscs is None:
         return None
-    used = {
-        link["ifname"]
+    interface_of = {
+        address["local"]: link["ifname"]
         for link in links
-        if any(address.get("local") in wanted for address in link.get("addr_info", []))
+        for address in link.get("addr_info", [])
+        if "local" in address
+    }
+    used = {
+        interface_of[own] for own, peer in pairs if own in interface_of and peer not in interface_of
     }
     ordered = {q["dev"] for q in qdiscs if q.get("root") and q.get("handle") == f"{MAJOR:x}:"}
     return sorted(used - ordered)

@@ -231,8 +231,9 @@ class Run:
         if why_not is not None:
             self._say(f"the lanes are not marked, so the kernel cannot order them: {why_not}")
             return
-        local = {c.local[0] for lane in self._lanes for c in lane.connections.values()}
-        interfaces = unordered_interfaces(local)
+        interfaces = unordered_interfaces(
+            {(c.local[0], c.peer[0]) for lane in self._lanes for c in lane.connections.values()}
+        )
         if interfaces:
             self._say(
                 f"the kernel does not order the lanes on {', '.join(interfaces)}: "
