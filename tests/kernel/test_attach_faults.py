@@ -23,7 +23,7 @@ pytestmark = pytest.mark.root
 APPLY = Kernel.apply
 
 
-class Injected(ApplyError):
+class InjectedError(ApplyError):
     """Ours, to be told from a real one."""
 
 
@@ -78,8 +78,8 @@ def test_a_fault_at_every_change_is_undone(
         attach(host, dev)
     before, before_state = snapshot(host, dev), state(host, dev)
     for number in itertools.count():
-        fault = fail_at(monkeypatch, number, applied, Injected("fault", hint="none"))
-        with contextlib.suppress(Injected):
+        fault = fail_at(monkeypatch, number, applied, InjectedError("fault", hint="none"))
+        with contextlib.suppress(InjectedError):
             if step == "detach":
                 detach(host, dev)
             else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
 
 from tests.netns import End, Pair
 from tlsched.bands import Band
@@ -20,12 +19,11 @@ CHUNK = bytes(256 * 1024)
 LIMIT_S = 60.0  # a sender ends by itself
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flow:
     """One running TCP flow; ``received`` counts the bytes that arrived."""
 
-    received: Synchronized[int]
-    stop: multiprocessing.synchronize.Event
+    received: ctypes.c_uint64
 
     def rate_bps(self, seconds: float) -> float:
         """Goodput over the next ``seconds``."""
@@ -69,22 +67,20 @@ def flow(pair: Pair, band: Band | None, classid: int | None = None) -> Iterator[
     """A bulk TCP flow from ``pair.a`` to ``pair.b`` in ``band``, or in class ``classid``."""
     server = pair.b.call(socket.create_server, (pair.b.v4, 0))
     port = server.getsockname()[1]
-    running = Flow(multiprocessing.Value("L", 0), multiprocessing.Event())
-    receiver = pair.b.spawn(_receive, server, running)
-    sender = pair.a.spawn(_send, (pair.b.v4, port), band, classid, running)
+    # Neither lock nor event: the processes are killed, and could die holding either.
+    running = Flow(multiprocessing.RawValue(ctypes.c_uint64, 0))
+    receiver = pair.b.spawn(_receive, server, running.received)
+    sender = pair.a.spawn(_send, (pair.b.v4, port), band, classid)
     server.close()
     try:
         yield running
     finally:
-        running.stop.set()
         for process in (sender, receiver):
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
 
 
-def _send(peer: tuple[str, int], band: Band | None, classid: int | None, running: Flow) -> None:
+def _send(peer: tuple[str, int], band: Band | None, classid: int | None) -> None:
     deadline_s = time.monotonic() + LIMIT_S
     with socket.create_connection(peer, timeout=5) as sock:
         # One congestion control everywhere, also where the machine's default paces below the rate.
@@ -92,30 +88,16 @@ def _send(peer: tuple[str, int], band: Band | None, classid: int | None, running
         mark(sock, band)
         if classid is not None:  # straight to the class: needs CAP_NET_ADMIN
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, classid)
-        threading.Thread(target=_end_when, args=(sock, running.stop), daemon=True).start()
-        try:
-            while not running.stop.is_set() and time.monotonic() < deadline_s:
-                sock.sendall(CHUNK)
-        except OSError:
-            return
+        sock.settimeout(LIMIT_S)
+        while time.monotonic() < deadline_s:
+            sock.sendall(CHUNK)
 
 
-def _end_when(sock: socket.socket, stop: multiprocessing.synchronize.Event) -> None:
-    stop.wait(LIMIT_S)
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
-
-
-def _receive(server: socket.socket, running: Flow) -> None:
+def _receive(server: socket.socket, received: ctypes.c_uint64) -> None:
     server.settimeout(10)
     sock, _ = server.accept()
+    buffer = bytearray(1 << 20)
     with sock:
-        buffer = bytearray(1 << 20)
         sock.settimeout(LIMIT_S)
-        try:
-            while (size := sock.recv_into(buffer)) and not running.stop.is_set():
-                running.received.value += size
-        except OSError:
-            return
+        while size := sock.recv_into(buffer):
+            received.value += size

@@ -1,0 +1,65 @@
+"""What attach, detach and status say of themselves, and how they refuse bad input. No root."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tlsched.cli import host
+from tlsched.errors import ConfigError
+
+app = typer.Typer()
+host.register(app)
+RUNNER = CliRunner()
+
+
+@pytest.mark.parametrize("command", ["attach", "detach", "status"])
+def test_help_teaches_by_examples(command: str) -> None:
+    said = RUNNER.invoke(app, [command, "--help"], env={"COLUMNS": "120", "NO_COLOR": "1"}).stdout
+    assert f"tlsched {command}" in said
+    assert "Exit codes" in said
+    for option in ("--iface", "--json"):
+        assert option in said
+
+
+def test_status_prints_a_list() -> None:
+    done = RUNNER.invoke(app, ["status", "--json"])
+    links = json.loads(done.stdout)
+    assert done.exit_code == (3 if not links else done.exit_code)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--rate", "0"],
+        ["--rate", "nan"],
+        ["--rate", "1mbps"],
+        ["--rate", "2tbit"],
+        ["--rate", "1gbit", "--share", "0"],
+    ],
+)
+def test_bad_settings_are_refused_before_the_kernel_is_asked(argv: list[str]) -> None:
+    done = RUNNER.invoke(app, ["attach", "--iface", "surely-absent", *argv])
+    assert isinstance(done.exception, ConfigError)
+
+
+@pytest.mark.parametrize("command", ["detach", "status"])
+def test_reading_needs_neither_bcc_nor_torch(command: str) -> None:
+    code = f"""
+import sys
+from tlsched.cli import app, host
+from tlsched.errors import TlschedError
+host.register(app)
+try:
+    app(["{command}", "--iface", "absent0"])
+except (TlschedError, SystemExit):
+    pass
+heavy = [m for m in sys.modules if m.split(".")[0] in ("torch", "bcc", "_tlsched_bcc", "numpy")]
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
