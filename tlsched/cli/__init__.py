@@ -7,18 +7,37 @@ permission or missing feature (nothing changed); 3 `status`: not attached; 4 `st
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from tlsched import __version__
 from tlsched.errors import TlschedError
 
 app = typer.Typer(
     name="tlsched",
-    help="Let the kernel send first the bytes that the next forward pass needs first.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # lets help text flow to the terminal's width
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tlsched {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Let the kernel send first the bytes that the next forward pass needs first."""
 
 
 def main() -> None:
@@ -30,7 +49,6 @@ def main() -> None:
     try:
         app()
     except TlschedError as error:
-        Console(stderr=True, highlight=False).print(
-            f"[red]error:[/red] {error}", soft_wrap=True, markup=True
-        )
+        line = Text.assemble(("error:", "red"), f" {error}")  # brackets in it are no markup
+        Console(stderr=True, highlight=False, soft_wrap=True).print(line)
         sys.exit(error.exit_code)
