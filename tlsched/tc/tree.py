@@ -36,14 +36,15 @@ LANE_RATE_BPS = 8000
 # Only classes of one prio share by quantum and here every prio has one class, but HTB derives
 # it from the rate when it is missing and logs "quantum of class is big" or "small".
 QUANTUM_BYTES = GSO_BYTES
-# Credit for the timer being late: HTB sleeps until a class may send again and wakes up to a
-# millisecond too late on a busy or virtual CPU. What it may then send at once is the burst.
-BURST_S = 0.002
+# Credit for the timer being late: HTB sleeps until a class may send again, and on a busy CPU the
+# soft interrupt that wakes it waits behind a time slice of the scheduler (3 to 4 ms). What it
+# may then send at once is the burst. Nothing is lost to strictness by it: order is by prio.
+BURST_S = 0.004
 MIN_BURST_BYTES = 16384
-# A full leaf holds a packet back this long at the link's rate: long against what TCP keeps
-# queued (about a millisecond's worth, tcp_small_queue_check), short enough that a new
-# connection opens in milliseconds behind it.
-LEAF_S = 0.004
+# A full leaf holds a packet back this long at the link's rate: twice the burst, so that there is
+# something to send when the timer is late, and short enough that a new connection opens in
+# milliseconds behind it. TCP by itself queues about a millisecond's worth (tcp_small_queue_check).
+LEAF_S = 0.008
 MIN_LEAF_BYTES = 4 * GSO_BYTES
 
 
@@ -119,7 +120,7 @@ def leaf_handle(band: Band) -> int:
 
 
 def leaf_limit_bytes(rate_bps: int) -> int:
-    """Bound of a leaf queue: 2 ms of the link's rate, but room for four GSO packets at least."""
+    """Bound of a leaf queue: 8 ms of the link's rate, but room for four GSO packets at least."""
     return max(MIN_LEAF_BYTES, int(rate_bps / 8 * LEAF_S))
 
 
