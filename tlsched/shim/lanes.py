@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import resource
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,12 +87,18 @@ class Lane:
         )
 
     def rank_of(self, text: str) -> int | None:
-        """The rank whose address appears in ``text``, an error message of gloo's."""
-        for rank, connection in self.connections.items():
-            host, port = connection.peer
-            if f"{host}]:{port}" in text or f"{host}:{port}" in text:
-                return rank
-        return None
+        """The rank whose address appears in ``text``, an error message of gloo's.
+
+        gloo prints the port in network byte order (Address::str of its tcp transport), on
+        little-endian machines with its bytes swapped, so both readings count.
+        """
+        found = {
+            rank
+            for rank, connection in self.connections.items()
+            for port in (connection.peer[1], socket.htons(connection.peer[1]))
+            if re.search(rf"{re.escape(connection.peer[0])}(%\w+)?\]?:{port}\b", text)
+        }
+        return found.pop() if len(found) == 1 else None
 
     def close(self, *, abort: bool) -> None:
         """Leave the group; with ``abort`` cut its connections first, so that nothing waits.

@@ -71,23 +71,14 @@ class Reduction:
         if self._work is None:
             return True
         try:
-            self._work.wait(_SLICE)
+            try:
+                self._work.wait(_SLICE)
+            except RuntimeError:
+                # The end of the slice and a failure are told by the same exception.
+                if not self._work.is_completed():
+                    return False
+                self._work.wait()
         except RuntimeError as error:
-            # The same exception tells that the slice is over and that the collective failed; and
-            # it may have ended just after the slice.
-            if not self._work.is_completed():
-                return False
-            if self._work.is_success():
-                self._work = None
-                return True
-            self._failure = self._reason(error)
+            self._failure = str(error)
         self._work = None
         return True
-
-    def _reason(self, error: RuntimeError) -> str:
-        assert self._work is not None
-        try:
-            self._work.wait()
-        except RuntimeError as reason:
-            return str(reason)
-        return str(error)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
 
@@ -22,6 +22,8 @@ from tlsched.shim.store import StoreError, bounded
 ANSWER_S = 2.0  # how long the store may take over notes
 GRACE_S = 3.0  # how long others get to say that they wait too
 _TEXT_LIMIT = 300
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Roster:
         self.started: list[int] = []
         self.blamed: int | None = None
         self._store = store
+        self._store_gone = False
         self._others = [other for other in range(len(names)) if other != rank]
 
     def name(self, rank: int) -> str:
@@ -72,7 +75,7 @@ class Roster:
     def who_broke(self, suspect: int | None) -> str:
         """Who is to blame for a broken connection to ``suspect``, in words."""
         try:
-            notes = bounded(lambda _: self._notes(), ANSWER_S)
+            notes = self._ask(lambda _: self._notes(), ANSWER_S)
         except StoreError:
             notes = {}
         if suspect is None:
@@ -91,7 +94,7 @@ class Roster:
         self.still_waiting()
         within = f"within {timeout_s:g} s"
         try:
-            waits, notes = bounded(self._answers, GRACE_S + ANSWER_S)
+            waits, notes = self._ask(self._answers, GRACE_S + ANSWER_S)
         except StoreError:
             self.blamed = 0 if self.rank else None
             return f"no answer {within}, nor from the store, which {self.name(0)} keeps by default"
@@ -124,10 +127,20 @@ class Roster:
     def _read(self, key: str) -> Any:
         return pickle.loads(self._store.get(key)) if self._store.check([key]) else None
 
+    def _ask(self, call: Callable[[threading.Event], T], limit_s: float) -> T:
+        """As :func:`bounded`; a store that failed once is not asked again (torch logs each try)."""
+        if self._store_gone:
+            raise StoreError("the ranks' store has gone")
+        try:
+            return bounded(call, limit_s)
+        except StoreError:
+            self._store_gone = True
+            raise
+
     def _write(self, key: str, value: object) -> None:
         raw = pickle.dumps(value)
         try:
-            bounded(lambda _: self._store.set(key, raw), ANSWER_S)  # type: ignore[arg-type]  # bytes work; the stub says str
+            self._ask(lambda _: self._store.set(key, raw), ANSWER_S)  # type: ignore[arg-type]  # bytes work; the stub says str
         except StoreError:
             return
 
