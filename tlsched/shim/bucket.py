@@ -1,33 +1,34 @@
-"""A bucket: one flat buffer that holds the gradients of a few parameters, and what is due on it.
+"""A bucket: the gradients of a few parameters in one flat buffer, and what is due on them.
 
 A bucket goes round: backward fills it, its all-reduce runs, and step() may leave an update due on
 it, which :meth:`Bucket.settle` carries out as soon as somebody needs the parameters. The values
-live here only: ``p.grad`` is a promise over the bucket's memory.
-
-Behind the gradients lie one flag a parameter, 1 where this rank's backward produced a gradient.
-They are summed with the gradients, so that every rank learns at no cost which parameters were used
-by somebody.
+live in its :class:`~tlsched.shim.memory.Memory` only: ``p.grad`` is a promise over it.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.nn import Parameter
 
+from tlsched.shim import pending
+from tlsched.shim.memory import Memory, undisturbed
 from tlsched.shim.promise import Promise
 from tlsched.shim.reduction import Reduction
 
-# Buckets' gradients start at multiples of this many elements, so that vector loads are aligned.
-ALIGN_ELEMENTS = 16
+# References to a promise that only its bucket holds, counted as in Bucket._kept_by_others().
+_OWN_REFERENCES = 3
 
 
 class Bucket:
     """The gradients of ``parameters`` (one dtype, one device), and their promises.
 
-    ``wait`` turns a running all-reduce into a result or an error that names this bucket.
+    ``wait`` turns a running all-reduce into a result or an error that names this bucket;
+    ``on_late_read`` hears of a parameter that is read while its update is due, where no guard
+    stands, and may raise. ``at_once`` counts for each reason how often the update was not left due.
     """
 
     def __init__(
@@ -37,29 +38,27 @@ class Bucket:
         parameters: Sequence[Parameter],
         world_size: int,
         wait: Callable[[Bucket, Reduction], None],
+        on_late_read: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.index = index
         self.names = tuple(names)
         self.parameters = tuple(parameters)
         self.waited_s = 0.0
+        self.at_once: dict[str, int] = {}
         self.work: Reduction | None = None
-        self.updates: list[Callable[[], None]] = []
+        self.updates: list[Callable[[], object]] = []
+        self.due: list[Parameter] = []
         self.lane = 0
         self._wait = wait
+        self._on_late_read = on_late_read
         self._scale = 1.0 / world_size
         self._settling = False
-        offsets, length = _offsets([p.numel() for p in parameters])
-        first = parameters[0]
-        self.flat = torch.zeros(length + len(parameters), dtype=first.dtype, device=first.device)
-        self.views = tuple(
-            _view_like(self.flat, offset, p) for offset, p in zip(offsets, parameters, strict=True)
-        )
-        self.flags = self.flat[length:]
+        self._memory = Memory(self.parameters)
+        self._take_memory()
         self.promises = tuple(Promise(view, self, i) for i, view in enumerate(self.views))
         self.filled = [False] * len(parameters)
         self.missing = len(parameters)
         self.launched = False
-        self._zero_after_update: set[int] = set()
 
     def fill(self, index: int) -> bool:
         """Take over the gradient that backward left in parameter ``index``; True when complete.
@@ -86,13 +85,18 @@ class Bucket:
 
     def launch(self, start: Callable[[torch.Tensor], Reduction]) -> None:
         """Start the all-reduce. All parameters must have been filled."""
-        self.flags.copy_(torch.tensor(self.filled))
+        if all(self.filled):
+            self.flags.fill_(1)
+        else:
+            self.flags.copy_(torch.tensor(self.filled))
         self.launched = True
-        self.work = start(self.flat)
+        self.work = start(self._memory.wire)
 
     def reset(self) -> None:
         """A new round begins: settle what is pending, then let backward fill the bucket."""
         self.settle()
+        if self._memory.shared or self._kept_by_others():
+            self._leave_memory()
         self.filled = [False] * len(self.parameters)
         self.missing = len(self.parameters)
         self.launched = False
@@ -126,20 +130,68 @@ class Bucket:
         finally:
             self._settling = False
 
+    def leave_due(self, update: Callable[[], object], parameters: Iterable[Parameter]) -> None:
+        """``update`` changes ``parameters``; do it when somebody needs them."""
+        self.updates.append(update)
+        for parameter in parameters:
+            self.due.append(parameter)
+            pending.mark(parameter, self)
+
+    def read_late(self, parameter: Parameter) -> None:
+        """See :class:`tlsched.shim.pending.Owner`."""
+        for name, own in zip(self.names, self.parameters, strict=True):
+            if own is parameter:
+                self._on_late_read(name)
+        self.settle()
+
     def zero_later(self, index: int) -> bool:
         """See :class:`tlsched.shim.promise.Settles`: zero_grad() must not wait for the update."""
         if not self.updates or self._settling:
             return False
-        self._zero_after_update.add(index)
+        self.updates.append(self.views[index].zero_)
         return True
+
+    def drop_updates(self) -> None:
+        """Forget the updates that are due."""
+        self.updates.clear()
+        self._unmark()
 
     def release(self) -> None:
         """Leave ordinary gradients behind: views of this bucket's memory instead of promises."""
+        self._unmark()
         for parameter, view, promise in zip(
             self.parameters, self.views, self.promises, strict=True
         ):
             if parameter.grad is promise:
                 parameter.grad = view
+
+    def _take_memory(self) -> None:
+        self.flat, self.views = self._memory.flat, self._memory.views
+        self.flags = self._memory.flags
+
+    def _kept_by_others(self) -> bool:
+        """Whether somebody keeps a promise that is no longer its parameter's gradient."""
+        return any(
+            sys.getrefcount(promise) > _OWN_REFERENCES and parameter.grad is not promise
+            for promise, parameter in zip(self.promises, self.parameters, strict=True)
+        )
+
+    def _leave_memory(self) -> None:
+        """Leave the memory to those who keep old gradients, as a new p.grad would, and take new."""
+        old, self._memory = self._memory, Memory(self.parameters)
+        self._take_memory()
+        promises = []
+        for index, (parameter, promise) in enumerate(
+            zip(self.parameters, self.promises, strict=True)
+        ):
+            if parameter.grad is promise:  # it is accumulated into
+                self.views[index].copy_(old.views[index])
+                promise.view_ = self.views[index]
+                promises.append(promise)
+            else:
+                promise.owner_ = _Settled(promise.view_)
+                promises.append(Promise(self.views[index], self, index))
+        self.promises = tuple(promises)
 
     def _take(self, index: int) -> None:
         parameter, view, promise = self.parameters[index], self.views[index], self.promises[index]
@@ -165,41 +217,33 @@ class Bucket:
                 self.parameters[index].grad = self.promises[index]
 
     def _finish_updates(self) -> None:
+        self._unmark()
+        if not self.updates:
+            return
         updates, self.updates = self.updates, []
-        for update in updates:
-            update()
-        for index in self._zero_after_update:
-            self.views[index].zero_()
-        self._zero_after_update.clear()
+        with undisturbed():
+            for update in updates:
+                update()
+
+    def _unmark(self) -> None:
+        for parameter in self.due:
+            pending.unmark(parameter)
+        self.due.clear()
 
 
-def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Aligned start of each block of ``sizes`` elements, and the length of them all."""
-    offsets, length = [], 0
-    for size in sizes:
-        offsets.append(length)
-        length += -(-size // ALIGN_ELEMENTS) * ALIGN_ELEMENTS
-    return offsets, length
+class _Settled:
+    """Stands behind a promise whose bucket has moved on to other memory."""
 
+    def __init__(self, view: torch.Tensor) -> None:
+        self._view = view
 
-def _view_like(flat: torch.Tensor, offset: int, parameter: Parameter) -> torch.Tensor:
-    """The block of ``flat`` at ``offset`` in the parameter's shape, and its strides if dense.
+    def settle(self) -> None:
+        """Nothing is pending."""
 
-    Autograd keeps a gradient's layout only where it equals the parameter's (channels_last).
-    """
-    block = flat[offset : offset + parameter.numel()]
-    if is_dense(parameter):
-        return block.as_strided(parameter.size(), parameter.stride(), offset)
-    return block.view(parameter.size())
+    def zero_later(self, index: int) -> bool:
+        """Zero it now."""
+        return False
 
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements fill its memory without gap or overlap, in any order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    def accumulate(self, index: int, gradient: torch.Tensor) -> None:
+        """As any gradient."""
+        self._view.add_(gradient)

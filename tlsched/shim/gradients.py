@@ -6,18 +6,55 @@ ranks share; what backward did not reach is launched when the round closes, with
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import Parameter
 
-from tlsched.errors import ModelRefused
+from tlsched.errors import ModelRefused, TrainingError
 from tlsched.planning.policies import Policy, Send
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.lanes import Lane
+from tlsched.shim.pending import PendingParameter
+from tlsched.shim.promise import Promise
 from tlsched.shim.reduction import Reduction
 from tlsched.shim.trace import Trace
+
+
+class Watcher(Protocol):
+    """The training context, as seen from here."""
+
+    def after_backward(self) -> None:
+        """A backward has ended and its buckets are launched."""
+
+    def read_late(self, name: str) -> None:
+        """The parameter ``name`` is read where no guard stands, while its update is due."""
+
+    def say(self, text: str) -> None:
+        """Tell the user once."""
+
+
+class AveragesLater(Protocol):
+    """Gradients that are in no bucket."""
+
+    def average(self) -> None:
+        """Average them now, on all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A hook on a parameter's accumulation, and its node, which autograd itself does not keep."""
+
+    node: object
+    handle: torch.utils.hooks.RemovableHandle
+
+    def remove(self) -> None:
+        """Take it away."""
+        self.handle.remove()
 
 
 class Gradients:
@@ -26,6 +63,8 @@ class Gradients:
     With ``learning``, nothing is launched before the round closes, and what is learned is kept:
     ``ready_order`` (names in the order of their gradients) and ``firings`` (how often backward
     accumulates into each parameter: more than once under reentrant checkpointing).
+
+    ``watcher`` is the training context.
     """
 
     def __init__(
@@ -35,7 +74,9 @@ class Gradients:
         lanes: Sequence[Lane],
         world_size: int,
         timeout_s: float,
+        watcher: Watcher,
         *,
+        sparse: AveragesLater,
         learning: bool,
         firings: dict[str, int] | None = None,
         trace: Trace | None = None,
@@ -48,25 +89,36 @@ class Gradients:
         self._names = names
         self._lanes = lanes
         self._timeout_s = timeout_s
+        self._watcher = watcher
+        self._sparse = sparse
         self._trace = trace
         self._round_open = False
         self._fired: dict[str, int] = {}
         self._late: set[int] = set()
+        self._stale: set[int] = set()
         parameters = {name: parameter for parameter, name in names.items()}
         self.buckets = tuple(
-            Bucket(i, b.names, [parameters[n] for n in b.names], world_size, self._wait)
-            for i, b in enumerate(policy.plan.buckets)
+            Bucket(
+                index,
+                planned.names,
+                [parameters[name] for name in planned.names],
+                world_size,
+                self._wait,
+                watcher.read_late,
+            )
+            for index, planned in enumerate(policy.plan.buckets)
         )
+        for bucket in self.buckets:
+            bucket.lane = policy.plan.buckets[bucket.index].lane
         self.place = {
             parameter: (bucket, index)
             for bucket in self.buckets
             for index, parameter in enumerate(bucket.parameters)
         }
-        with torch.no_grad():
-            for bucket in self.buckets:
-                bucket.lane = policy.plan.buckets[bucket.index].lane
+        # On autograd's node and not on the parameter: so the user's own hooks run before ours, and
+        # see this rank's gradient as they do under DistributedDataParallel.
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            on_accumulation(parameter, functools.partial(self._on_gradient, parameter))
             for parameter in self.place
         ]
 
@@ -98,7 +150,7 @@ class Gradients:
             ):
                 bucket.settle()
             dropped += bool(bucket.updates)
-            bucket.updates.clear()
+            bucket.drop_updates()
         return dropped
 
     def close_round(self) -> None:
@@ -115,24 +167,36 @@ class Gradients:
             for index in self.policy.plan.launch_order:
                 if index in self._late:
                     self._launch_again(self.buckets[index])
+            self._sparse.average()
             for bucket in self.buckets:
                 # A rank that produced no gradient cannot promise one: it may turn out to be None.
                 if not bucket.everywhere_used:
                     bucket.settle()
 
+    def open_round(self) -> None:
+        """A backward has begun to accumulate; harmless when that is known."""
+        if self._round_open:
+            return
+        self._round_open = True
+        self._fired.clear()
+        self._late.clear()
+        self.policy.start_round()
+        self._stale = {id(p) for bucket in self.buckets for p in bucket.due}
+        for bucket in self.buckets:
+            bucket.reset()
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+
     def _on_gradient(self, parameter: Parameter) -> None:
+        name = self._names[parameter]
+        if isinstance(parameter, PendingParameter):
+            raise _stale(name)
         if not self.enabled:
             return
-        name = self._names[parameter]
-        gradient = parameter.grad
-        if gradient is None or gradient.layout != torch.strided:
-            raise ModelRefused(
-                f"the gradient of {name} is not a dense tensor",
-                hint="use dense gradients (nn.Embedding(sparse=False)) under tlsched.schedule()",
-            )
         with torch.no_grad():
-            if not self._round_open:
-                self._open_round()
+            self.open_round()
+            if id(parameter) in self._stale:
+                raise _stale(name)
+            self._check(parameter, name)
             self._fired[name] = self._fired.get(name, 0) + 1
             if self.learning:
                 self._learn(name)
@@ -143,19 +207,33 @@ class Gradients:
             elif self._fired[name] >= self.firings.get(name, 1) and bucket.fill(index):
                 self._launch(self.policy.complete(bucket.index))
 
-    def _open_round(self) -> None:
-        self._round_open = True
-        self._fired.clear()
-        self._late.clear()
-        self.policy.start_round()
-        for bucket in self.buckets:
-            bucket.reset()
-        torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
+    def _check(self, parameter: Parameter, name: str) -> None:
+        gradient = parameter.grad
+        if gradient is None or isinstance(gradient, Promise):
+            return
+        if gradient.layout != torch.strided:
+            raise ModelRefused(
+                f"the gradient of {name} is not a dense tensor",
+                hint="use nn.Embedding(sparse=True) or dense gradients under tlsched.schedule()",
+            )
+        view = self.place[parameter][0].flat
+        if gradient.dtype != view.dtype or gradient.device != view.device:
+            raise ModelRefused(
+                f"{name} was {view.dtype} on {view.device} and its gradient is {gradient.dtype} "
+                f"on {gradient.device}",
+                hint="convert or move the model before the context, not inside it",
+            )
+        if gradient.requires_grad:
+            self._watcher.say(
+                "gradients of gradients are not averaged: what is computed from p.grad after "
+                "backward(create_graph=True) belongs to this rank only"
+            )
 
     def _on_backward_end(self) -> None:
         # Reentrant checkpointing runs a backward inside a backward node; only the outermost closes.
         if torch._C._current_autograd_node() is None:
             self.close_round()
+            self._watcher.after_backward()
 
     def _learn(self, name: str) -> None:
         self.firings[name] = max(self.firings.get(name, 1), self._fired[name])
@@ -184,3 +262,25 @@ class Gradients:
         except RuntimeError as error:
             what = f"averaging bucket {bucket.index} ({bucket.names[0]}, …) on lane {bucket.lane}"
             raise self._lanes[bucket.lane].failure(what, error) from error
+
+
+def on_accumulation(parameter: Parameter, call: Callable[[], None]) -> Hook:
+    """Call ``call`` after each accumulation into ``parameter.grad``, last of all hooks.
+
+    A parameter that requires no gradient gets its hook all the same: it may come to need one.
+    """
+    wanted = parameter.requires_grad
+    try:
+        parameter.requires_grad_(True)
+        node = torch.autograd.graph.get_gradient_edge(parameter).node
+    finally:
+        parameter.requires_grad_(wanted)
+    return Hook(node, node.register_hook(lambda *_: call()))
+
+
+def _stale(name: str) -> TrainingError:
+    return TrainingError(
+        f"a forward pass used {name} before its last update was done",
+        hint="this reader escapes tlsched (code in C++?): call run.flush() before it, or use "
+        'policy="sync"',
+    )

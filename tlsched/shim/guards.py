@@ -7,6 +7,7 @@ a torch function mode notes which module's forward is running when a parameter i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
+
+from tlsched.shim import compiled
 
 # Getters that hand out the values themselves; all others (shape, grad, device, …) read none.
 _VALUE_GETTERS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
@@ -42,12 +45,17 @@ class Readers(TorchFunctionMode):
         self._seen: set[Parameter] = set()
         self._paused = False
         self._entered = False
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | compiled.Boundary] = []
+        boundaries = compiled.boundaries(model)
+        for name, (module, attribute) in boundaries.items():
+            before = functools.partial(self._read_all, name, tuple(module.parameters()))
+            self._handles.append(compiled.Boundary(module, attribute, before, hide=self))
         for name, module in model.named_modules():
-            self._handles += [
-                module.register_forward_pre_hook(self._enter(name), prepend=True),
-                module.register_forward_hook(self._leave, always_call=True),
-            ]
+            if compiled.outermost(name, boundaries) is None:
+                self._handles += [
+                    module.register_forward_pre_hook(self._enter(name), prepend=True),
+                    module.register_forward_hook(self._leave, always_call=True),
+                ]
 
     def start(self) -> None:
         """Begin to record."""
@@ -82,6 +90,8 @@ class Readers(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Note the parameters among the arguments, then do what was asked."""
+        if torch.compiler.is_compiling():
+            return func(*args, **(kwargs or {}))
         if not self._paused and _reads_values(func):
             self._note(args)
             if kwargs:
@@ -108,32 +118,49 @@ class Readers(TorchFunctionMode):
         else:
             self.outside.add(parameter)
 
+    def _read_all(self, name: str, parameters: tuple[Parameter, ...]) -> None:
+        """Compiled code begins, which is taken to read every parameter below it."""
+        if self._paused:
+            return
+        self._stack.append(name)
+        for parameter in parameters:
+            if parameter in self.modules:
+                self._read(parameter)
+        self._stack.pop()
+
     def _enter(self, name: str) -> Callable[[Module, Any], None]:
         def hook(_module: Module, _arguments: Any) -> None:
-            self._stack.append(name)
+            if not torch.compiler.is_compiling():
+                self._stack.append(name)
 
         return hook
 
     def _leave(self, _module: Module, _arguments: Any, _result: Any) -> None:
-        if self._stack:
+        if not torch.compiler.is_compiling() and self._stack:
             self._stack.pop()
 
 
 def guard_modules(
     model: Module, needs: Mapping[str, tuple[Any, ...]], wait: Callable[[tuple[Any, ...]], None]
 ) -> list[RemovableHandle]:
-    """Call ``wait(needs[name])`` before each forward of the module ``name``."""
+    """Call ``wait(needs[name])`` before each forward of the module ``name``.
+
+    Compiled modules are left to :func:`tlsched.shim.compiled.guard`.
+    """
     modules = dict(model.named_modules())
+    boundaries = compiled.boundaries(model)
 
     def guard(buckets: tuple[Any, ...]) -> Callable[[Module, Any], None]:
         def hook(_module: Module, _arguments: Any) -> None:
-            wait(buckets)
+            if not torch.compiler.is_compiling():
+                wait(buckets)
 
         return hook
 
     return [
         modules[name].register_forward_pre_hook(guard(buckets), prepend=True)
         for name, buckets in needs.items()
+        if name not in boundaries
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch.nn import Module, Parameter
 
 from tlsched.planning.plan import ParameterInfo, Plan, make_plan
+from tlsched.shim import compiled
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.gradients import Gradients
 from tlsched.shim.guards import Readers
@@ -58,10 +59,13 @@ def needs(
     was seen to read, the root module waits for. Buckets read outside any forward are step()'s.
     """
     modules: dict[str, set[Bucket]] = {}
+    boundaries = compiled.boundaries(model)
     for parameter, (bucket, _) in gradients.place.items():
         for name in readers.modules[parameter] or {""}:
             modules.setdefault(name, set()).add(bucket)
-    for name, module in model.named_modules():
+    for inner, module in model.named_modules():
+        outer = compiled.outermost(inner, boundaries)
+        name = inner if outer is None else outer
         for own in module._parameters.values():
             if own is not None and own in gradients.place:
                 modules.setdefault(name, set()).add(gradients.place[own][0])

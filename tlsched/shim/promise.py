@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 # Reading these tells nothing of the values, so nothing needs to be waited for.
-_METADATA = frozenset(
+METADATA = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in (
         "shape", "dtype", "device", "layout", "ndim", "is_sparse", "is_cuda", "is_cpu", "is_meta",
@@ -71,7 +71,7 @@ class Promise(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Every use from Python."""
-        return _use(func, args, kwargs or {}, settle=func not in _METADATA)
+        return _use(func, args, kwargs or {}, settle=func not in METADATA)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch types it as a static method
@@ -101,12 +101,17 @@ def _use(
         if not args[0]:
             return None
 
+    used: dict[int, Promise] = {}
+
     def resolve(promise: Promise) -> torch.Tensor:
         if settle:
             promise.owner_.settle()
+        used[id(promise.view_)] = promise
         return promise.view_
 
-    return func(*tree_map_only(Promise, resolve, args), **tree_map_only(Promise, resolve, kwargs))
+    result = func(*tree_map_only(Promise, resolve, args), **tree_map_only(Promise, resolve, kwargs))
+    # What works in place returns its argument: `p.grad *= 2` must not put a bare view in p.grad.
+    return used.get(id(result), result)
 
 
 def _zeroed_later(gradient: torch.Tensor) -> bool:

@@ -13,7 +13,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch.nn import Module, Parameter
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from tlsched.shim import compiled
 
 
 class Watching(Protocol):
@@ -24,6 +28,15 @@ class Watching(Protocol):
     def settle_updates(self) -> None:
         """Do the updates that are due."""
 
+    def steps_with(self, optimizer: Optimizer) -> bool:
+        """Whether ``optimizer`` is one of this context's."""
+
+    def enter_compiled(self) -> None:
+        """Compiled code begins that the model does not know of."""
+
+    def walk_parameters(self) -> None:
+        """Somebody is given all parameters, and may read them."""
+
 
 _contexts: dict[int, Watching] = {}
 _owners: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
@@ -31,8 +44,7 @@ _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 _lock = threading.Lock()
 _quiet = threading.local()
 
-_MODULE_READS = ("parameters", "named_parameters", "state_dict")
-_PARAMETER_READS = ("__deepcopy__", "__reduce_ex__")
+_stop_watching_entries: list[Callable[[], None]] = []
 
 
 def watch(context: Watching) -> None:
@@ -57,13 +69,22 @@ def unwatch(context: Watching) -> None:
             _restore()
 
 
+def can_watch_compiled() -> bool:
+    """Whether compiled functions can be seen to begin."""
+    return bool(_stop_watching_entries)
+
+
 def _patch() -> None:
-    for name in _MODULE_READS:
-        _replace(Module, name, _settling_module)
-    for name in _PARAMETER_READS:
-        _replace(Parameter, name, _settling_all)
+    for name in ("parameters", "named_parameters"):
+        _replace(Module, name, _walking)
+    _replace(Module, "state_dict", _settling_module)
     _replace(Module, "train", _settling_on_change)
     _replace(Module, "zero_grad", _quietly)
+    _replace(Optimizer, "zero_grad", _quietly)
+    Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]  # see _get_state
+    stop = compiled.watch_entries(_entering_compiled)
+    if stop is not None:
+        _stop_watching_entries.append(stop)
 
 
 def _replace(
@@ -78,14 +99,22 @@ def _restore() -> None:
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()
+    del Optimizer.state
+    while _stop_watching_entries:
+        _stop_watching_entries.pop()()
+
+
+def _context_of(module: Module) -> Watching | None:
+    owner = _owners.get(module)
+    if owner is None or getattr(_quiet, "on", False):
+        return None
+    return _contexts.get(owner)
 
 
 def _settle(module: Module) -> None:
-    owner = _owners.get(module)
-    if owner is not None and not getattr(_quiet, "on", False):
-        context = _contexts.get(owner)
-        if context is not None:
-            context.settle_updates()
+    context = _context_of(module)
+    if context is not None:
+        context.settle_updates()
 
 
 def _settling_module(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,10 +136,11 @@ def _settling_on_change(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _settling_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Parameter, *args: Any, **kwargs: Any) -> Any:
-        for context in list(_contexts.values()):
-            context.settle_updates()
+def _walking(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Module, *args: Any, **kwargs: Any) -> Any:
+        context = _context_of(self)
+        if context is not None:
+            context.walk_parameters()
         return original(self, *args, **kwargs)
 
     return method
@@ -119,11 +149,35 @@ def _settling_all(original: Callable[..., Any]) -> Callable[..., Any]:
 def _quietly(original: Callable[..., Any]) -> Callable[..., Any]:
     """zero_grad() walks the parameters but reads none of their values."""
 
-    def method(self: Module, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, _quiet.on = getattr(_quiet, "on", False), True
         try:
-            return original(self, *args, **kwargs)
+            with torch._C.DisableTorchFunctionSubclass():
+                return original(self, *args, **kwargs)
         finally:
             _quiet.on = before
 
     return method
+
+
+def _get_state(optimizer: Optimizer) -> Any:
+    """The optimizer's state, which a property of the class guards while a context is open.
+
+    The instance keeps it where it always was; only the look-up passes here.
+    """
+    for context in _contexts.values():
+        if context.steps_with(optimizer):
+            context.settle_updates()
+    try:
+        return optimizer.__dict__["state"]
+    except KeyError:
+        raise AttributeError("state") from None
+
+
+def _set_state(optimizer: Optimizer, state: Any) -> None:
+    optimizer.__dict__["state"] = state
+
+
+def _entering_compiled() -> None:
+    for context in list(_contexts.values()):
+        context.enter_compiled()

@@ -20,26 +20,22 @@ from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from tlsched.bands import DEFAULT_DSCPS, LANE_COUNT, lane_bands
 from tlsched.errors import CommunicationError, ConfigError, ModelRefused, TrainingError
-from tlsched.planning.plan import Plan, make_plan
-from tlsched.planning.policies import POLICIES, make_policy
-from tlsched.shim import learning, reads
+from tlsched.planning.plan import Plan
+from tlsched.planning.policies import POLICIES
+from tlsched.shim import reads, report
 from tlsched.shim.agreement import Agreement, model_signature
-from tlsched.shim.bucket import Bucket
+from tlsched.shim.buffers import Buffers
+from tlsched.shim.engine import Engine
 from tlsched.shim.gradients import Gradients
-from tlsched.shim.guards import Readers, guard_modules
 from tlsched.shim.lanes import Lane, mark_lanes, open_lanes
-from tlsched.shim.optimizer import DeferredOptimizer, refuse_unsuitable
 from tlsched.shim.ordering import unordered_interfaces
+from tlsched.shim.separable import refuse_unsuitable
 from tlsched.shim.trace import Trace
-
-# Two, because what is read between step() and the next forward shows only in the second.
-LEARNING_STEPS = 2
 
 # How long the updates that step() promised may still take when training ends with an exception.
 FINISH_S = 5.0
@@ -53,6 +49,8 @@ def schedule(
     process_group: dist.ProcessGroup | None = None,
     dscps: Sequence[int] = DEFAULT_DSCPS,
     timeout_s: float = 300.0,
+    broadcast_buffers: bool = True,
+    strict: bool = False,
     trace: bool = False,
 ) -> Run:
     """Train ``model`` data-parallel over ``process_group`` (default: all ranks).
@@ -62,6 +60,10 @@ def schedule(
     - ``policy``: ``kernel`` (default), ``lanes`` (the same, unmarked), ``fifo`` or ``sync``.
     - ``dscps``: the six code points that the hosts were attached with.
     - ``timeout_s``: how long any wait for another rank may take.
+    - ``broadcast_buffers``: send rank 0's buffers (BatchNorm's statistics) to all before a training
+      forward, as DistributedDataParallel does.
+    - ``strict``: raise, naming it, when a parameter whose update is due is read in a place that
+      never read it while tlsched learned; otherwise that read waits.
     - ``trace``: record when each bucket was ready, sent and needed (``run.trace``).
 
     Raises ConfigError for a bad argument and ModelRefused for what cannot be trained this way, both
@@ -90,7 +92,17 @@ def schedule(
             "torchrun",
         )
     lane_bands(dscps)  # complains about bad ones
-    return Run(model, optimizers, policy, process_group, tuple(dscps), timeout_s, trace)
+    return Run(
+        model,
+        optimizers,
+        policy,
+        process_group,
+        tuple(dscps),
+        timeout_s,
+        broadcast_buffers,
+        strict,
+        trace,
+    )
 
 
 class Run:
@@ -104,26 +116,24 @@ class Run:
         process_group: dist.ProcessGroup | None,
         dscps: tuple[int, ...],
         timeout_s: float,
+        broadcast_buffers: bool,
+        strict: bool,
         trace: bool,
     ) -> None:
         self.model = model
         self.policy_name = policy
         self.trace: Trace | None = Trace() if trace else None
-        self.learning = True
         self._given_optimizers = optimizers
         self._process_group = process_group
         self._dscps = dscps
         self._timeout_s = timeout_s
+        self._broadcast_buffers = broadcast_buffers
+        self._strict = strict
         self._entered = False
         self._agreement: Agreement | None = None
         self._lanes: list[Lane] = []
-        self._names: dict[Parameter, str] = {}
-        self._optimizers: list[DeferredOptimizer] = []
-        self._steps: dict[DeferredOptimizer, int] = {}
-        self._guards: list[RemovableHandle] = []
-        self._eager: list[Bucket] = []
-        self._gradients: Gradients | None = None
-        self._readers: Readers | None = None
+        self._engine: Engine | None = None
+        self._buffers: Buffers | None = None
         self._said: set[str] = set()
 
     def __enter__(self) -> Run:
@@ -162,43 +172,32 @@ class Run:
     @property
     def plan(self) -> Plan:
         """Bucket to lane, as it is in force."""
-        return self._buckets_of().policy.plan
+        return self._opened().gradients.policy.plan
+
+    @property
+    def learning(self) -> bool:
+        """Whether all is synchronous still, because tlsched learns how the model is used."""
+        return self._engine is None or self._engine.learning
 
     def flush(self) -> None:
         """Wait for every gradient and do every update that is due."""
-        if self._gradients is not None:
-            with self._unwatched():
-                self._gradients.settle()
+        if self._engine is not None:
+            self._engine.flush()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside only accumulate; the first one outside averages all that accumulated."""
-        gradients = self._buckets_of()
-        before, gradients.enabled = gradients.enabled, False
+        engine = self._opened()
+        before, engine.gradients.enabled = engine.gradients.enabled, False
         try:
             yield
         finally:
             # The buckets may have been made anew meanwhile.
-            gradients.enabled = before
-            self._buckets_of().enabled = before
+            engine.gradients.enabled = before
 
     def report(self) -> list[dict[str, Any]]:
-        """One row a bucket: its lane, bytes, parameters, seconds waited for it in all, and why."""
-        eager = {bucket.index for bucket in self._eager}
-        rows = []
-        for bucket in self._buckets_of().buckets:
-            why = "read outside any forward" if bucket.index in eager else "needed by forward"
-            rows.append(
-                {
-                    "bucket": bucket.index,
-                    "lane": bucket.lane,
-                    "bytes": bucket.flat.numel() * bucket.flat.element_size(),
-                    "parameters": list(bucket.names),
-                    "waited_s": bucket.waited_s,
-                    "why": "learning" if self.learning else why,
-                }
-            )
-        return rows
+        """One row a bucket: lane, bytes, parameters, seconds waited, and why (see report.rows)."""
+        return report.rows(self._opened())
 
     def _open(self) -> None:
         group = self._process_group or dist.group.WORLD
@@ -211,20 +210,20 @@ class Run:
         if self.policy_name == "kernel":
             self._mark(agreement)
         self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
-        self._names = {p: n for n, p in self.model.named_parameters() if p.requires_grad}
-        self._readers = Readers(self.model, self._names)
-        policy = make_policy("sync", learning.first_plan(self._names))
-        self._gradients = Gradients(
-            self._names, policy, self._lanes, agreement.size, self._timeout_s, learning=True
+        self._engine = engine = Engine(
+            self.model,
+            agreement,
+            self._lanes,
+            self.policy_name,
+            timeout_s=self._timeout_s,
+            strict=self._strict,
+            trace=self.trace,
+            say=self._say,
         )
-        for optimizer in self._given_optimizers:
-            deferred = DeferredOptimizer(
-                optimizer, lambda: self._buckets_of().place, self._before_step, self._after_step
-            )
-            self._optimizers.append(deferred)
-            self._steps[deferred] = 0
-        reads.watch(self)
-        self._readers.start()
+        if self._broadcast_buffers:
+            self._buffers = Buffers(self.model, self._lanes[0], lambda: engine.gradients.enabled)
+        engine.start(self._given_optimizers)
+        reads.watch(engine)
 
     def _mark(self, agreement: Agreement) -> None:
         why_not = mark_lanes(agreement, self._lanes, lane_bands(self._dscps))
@@ -246,127 +245,38 @@ class Run:
             self._said.add(text)
             warnings.warn(f"tlsched: {text}", stacklevel=2)
 
-    def _buckets_of(self) -> Gradients:
-        if self._gradients is None:
+    def _opened(self) -> Engine:
+        if self._engine is None:
             raise TrainingError(
                 "the context is not open", hint="use `with tlsched.schedule(…) as run:`"
             )
-        return self._gradients
-
-    @contextmanager
-    def _unwatched(self) -> Iterator[None]:
-        if self._readers is not None:
-            self._readers.pause(True)
-        try:
-            yield
-        finally:
-            if self._readers is not None:
-                self._readers.pause(False)
-
-    def _before_step(self) -> None:
-        self._buckets_of().close_round()
-
-    def _after_step(self, optimizer: DeferredOptimizer) -> None:
-        gradients = self._buckets_of()
-        self._steps[optimizer] += 1
-        if self.trace is not None:
-            self.trace.end_iteration()
-        why = optimizer.why_at_once()
-        if self.learning:
-            self._learn()
-        elif gradients.policy.barrier:
-            gradients.settle()
-        elif why is not None:
-            self._say(f"step() waits for all gradients: {why}")
-            gradients.settle()
-        else:
-            gradients.settle(self._eager)
-
-    def _learn(self) -> None:
-        self.flush()
-        assert self._readers is not None
-        self._readers.start_iteration()
-        steps = self._steps.values()
-        if min(steps) >= LEARNING_STEPS or sum(steps) >= 2 * LEARNING_STEPS * len(steps):
-            with self._unwatched():
-                self._start_overlap()
-
-    def _start_overlap(self) -> None:
-        """Make the plan from what was learned, agree on rank 0's, and begin to overlap."""
-        watched, self._readers = self._readers, None
-        assert watched is not None
-        watched.stop()
-        assert self._agreement is not None
-        learned = self._buckets_of()
-        order = learning.need_order(watched, self._names)
-        mine = make_plan(
-            learning.facts(order, self._names, watched),
-            learning.ready_rank(learned, order, self._names),
-        )
-        plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
-        self._say_if_different(mine, plan)
-        learned.close()
-        self._gradients = gradients = Gradients(
-            self._names,
-            make_policy(self.policy_name, plan),
-            self._lanes,
-            self._agreement.size,
-            self._timeout_s,
-            learning=False,
-            firings=firings,
-            trace=self.trace,
-        )
-        gradients.enabled = learned.enabled
-        needs, self._eager = learning.needs(self.model, watched, gradients)
-        self._guards = guard_modules(self.model, needs, self._wait_for)
-        self.learning = False
-
-    def _say_if_different(self, mine: Plan, taken: Plan) -> None:
-        if {n for b in mine.buckets for n in b.names} != {
-            n for b in taken.buckets for n in b.names
-        }:
-            raise TrainingError(
-                "rank 0 trains other parameters than this rank",
-                hint="freeze and unfreeze the same parameters on every rank",
-            )
-
-    def _wait_for(self, buckets: tuple[Bucket, ...]) -> None:
-        for bucket in buckets:
-            if self.trace is not None:
-                self.trace.needed(bucket.index)
-            if bucket.pending:
-                bucket.settle()
-
-    def settle_updates(self) -> None:
-        """Somebody reads the parameters from outside: do the updates that are due."""
-        if self._gradients is not None and any(b.updates for b in self._gradients.buckets):
-            self.flush()
+        return self._engine
 
     def _close(self, error: BaseException | None) -> None:
         """Leave, after ``error`` without waiting for anybody. Every part is tried."""
         with ExitStack() as parts:  # called last to first
-            if self._gradients is not None:
-                parts.callback(self._gradients.close)
+            engine = self._engine
+            if engine is not None:
+                parts.callback(engine.close)
             for lane in self._lanes:
                 parts.callback(lane.close, abort=error is not None)
             if self._agreement is not None:
                 parts.callback(self._agreement.roster.leave, self._farewell(error))
-            for optimizer in self._optimizers:
-                parts.callback(optimizer.close)
-            if error is not None and self._gradients is not None:
-                parts.callback(self._finish, self._gradients, error)
-            if self._readers is not None:
-                parts.callback(self._readers.stop)
-            for handle in self._guards:
-                parts.callback(handle.remove)
-            parts.callback(reads.unwatch, self)
+            if engine is not None:
+                for optimizer in engine.steps:
+                    parts.callback(optimizer.close)
+                if error is not None:
+                    parts.callback(self._finish, engine.gradients, error)
+                parts.callback(engine.stop_watching)
+                parts.callback(reads.unwatch, engine)
+            if self._buffers is not None:
+                parts.callback(self._buffers.close)
         self._forget()
 
     def _forget(self) -> None:
         """Let go of everything: ``run`` may live on, and with it a traceback's frames."""
-        self._agreement = self._gradients = self._readers = None
-        self._lanes, self._optimizers, self._guards, self._eager = [], [], [], []
-        self._names, self._steps = {}, {}
+        self._agreement = self._engine = self._buffers = None
+        self._lanes = []
 
     def _finish(self, gradients: Gradients, error: BaseException) -> None:
         limit_s = 0.0 if isinstance(error, CommunicationError) else min(FINISH_S, self._timeout_s)
@@ -384,6 +294,7 @@ class Run:
 
     def _farewell(self, error: BaseException | None) -> str:
         if error is None:
-            steps = ", ".join(str(number) for number in self._steps.values())
+            counts = self._engine.steps.values() if self._engine is not None else ()
+            steps = ", ".join(str(number) for number in counts)
             return f"its loop ended after {steps} steps"
         return f"{type(error).__name__}: {error}".partition("\n")[0]

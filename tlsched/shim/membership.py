@@ -1,0 +1,59 @@
+"""Which parameters are trained, and how one that joins later is taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+import torch
+from torch.nn import Module, Parameter
+
+from tlsched.shim.agreement import Agreement
+from tlsched.shim.gradients import Hook, on_accumulation
+from tlsched.shim.lanes import Lane
+
+
+def trained(
+    model: Module, without: Container[Parameter]
+) -> tuple[dict[Parameter, str], list[Parameter]]:
+    """The parameters that require a gradient, by name, and those that do not."""
+    names: dict[Parameter, str] = {}
+    frozen: list[Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter in without:
+            continue
+        if parameter.requires_grad:
+            names[parameter] = name
+        else:
+            frozen.append(parameter)
+    return names, frozen
+
+
+def watch(frozen: Sequence[Parameter], call: Callable[[], None]) -> list[Hook]:
+    """Call ``call`` when one of ``frozen`` is given a gradient after all."""
+    return [
+        on_accumulation(parameter, call)
+        for parameter in frozen
+        if parameter.is_floating_point() or parameter.is_complex()
+    ]
+
+
+def admit(
+    agreement: Agreement, lane: Lane, joined: Mapping[Parameter, str], timeout_s: float
+) -> None:
+    """Give ``joined`` rank 0's values and the average gradient. All ranks must admit the same.
+
+    Raises RanksDisagree naming the first parameter that joined on some ranks only, and
+    CommunicationError naming a rank on which none did.
+    """
+    agreement.require_same("parameters that joined", list(joined.values()))
+    lane.broadcast(joined)
+    has_gradient = agreement.gather("gradients", [p.grad is not None for p in joined])
+    for number, parameter in enumerate(joined):
+        if not any(flags[number] for flags in has_gradient):
+            continue
+        with torch.no_grad():
+            local = parameter.grad
+            average = (torch.zeros_like(parameter) if local is None else local) / agreement.size
+            average = average.contiguous()
+            lane.all_reduce(average).wait(timeout_s)
+            parameter.grad = average
