@@ -39,7 +39,8 @@ def test_rates_as_people_write_them(text: str, rate_bps: int) -> None:
         ("7bit", "not above zero"),
         ("nan", "not a finite number"),
         ("inf", "not a finite number"),
-        ("1e400gbit", "not a finite number"),
+        ("1e400gbit", "above 1 Tbit/s"),
+        ("1e999999999", "above 1 Tbit/s"),
         ("2tbit", "above 1 Tbit/s"),
         ("", "not understood"),
         ("fast", "not understood"),
@@ -63,7 +64,7 @@ def test_impossible_rates_say_what_to_write(text: str, words: str) -> None:
 @given(st.integers(1, MAX_RATE_BPS // 8))
 def test_a_rate_written_out_reads_back(bytes_a_second: int) -> None:
     rate_bps = bytes_a_second * 8
-    assert abs(parse_rate(format_rate(rate_bps)) - rate_bps) <= rate_bps * 1e-6 + 8
+    assert parse_rate(format_rate(rate_bps)) == rate_bps
 
 
 def test_settings_of_an_ordinary_link() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.errors import ConfigError
@@ -79,12 +80,13 @@ def parse_rate(text: str) -> int:
     number, unit = match.groups()
     if unit not in _UNITS_BPS:
         raise _unknown_unit(text, number, unit)
-    value_bps = float(number) * _UNITS_BPS[unit]
-    if not math.isfinite(value_bps):
+    value = Decimal(number)  # exact, where a float would lose digits
+    if not value.is_finite():
         raise ConfigError(f'rate "{text}" is not a finite number', hint=_RATE_HINT)
-    # A plain integer keeps all its digits; a float would lose some above 2**53.
-    exact = int(number) * _UNITS_BPS[unit] if number.lstrip("+-").isdigit() else value_bps
-    rate_bps = whole_bytes(exact)
+    # Compared before it is multiplied: the exponent may be anything.
+    rate_bps = MAX_RATE_BPS + 8
+    if abs(value) <= MAX_RATE_BPS:
+        rate_bps = whole_bytes(int(value * _UNITS_BPS[unit]))
     check_rate(rate_bps, shown=text)
     return rate_bps
 
@@ -99,8 +101,8 @@ def format_rate(rate_bps: int) -> str:
     for unit, factor in (("tbit", 10**12), ("gbit", 10**9), ("mbit", 10**6), ("kbit", 10**3)):
         if rate_bps >= factor:
             whole, rest = divmod(rate_bps, factor)
-            decimals = f"{rest / factor:.6f}"[1:].rstrip("0").rstrip(".")
-            return f"{whole}{decimals}{unit}"
+            decimals = str(rest).zfill(len(str(factor)) - 1).rstrip("0")
+            return f"{whole}.{decimals}{unit}" if decimals else f"{whole}{unit}"
     return f"{rate_bps}bit"
 
 
