@@ -85,7 +85,7 @@ def parse_rate(text: str) -> int:
         raise ConfigError(f'rate "{text}" is not a finite number', hint=_RATE_HINT)
     # Compared before it is multiplied: the exponent may be anything.
     rate_bps = MAX_RATE_BPS + 8
-    if abs(value) <= MAX_RATE_BPS:
+    if value.copy_abs() <= MAX_RATE_BPS:  # abs() itself would overflow
         rate_bps = whole_bytes(int(value * _UNITS_BPS[unit]))
     check_rate(rate_bps, shown=text)
     return rate_bps
