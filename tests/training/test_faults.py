@@ -298,20 +298,6 @@ def test_updates_that_step_promised_are_done_when_the_loop_raises(two_ranks: Ran
         assert models.identical(*ranks)
 
 
-class _Stopper(threading.Thread):
-    """Stops a process, as a debugger or an overloaded host does, and lets it go on later."""
-
-    def __init__(self, pid: int, after_s: float, for_s: float) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.after_s, self.for_s = pid, after_s, for_s
-
-    def run(self) -> None:
-        time.sleep(self.after_s)
-        os.kill(self.pid, signal.SIGSTOP)
-        time.sleep(self.for_s)
-        os.kill(self.pid, signal.SIGCONT)
-
-
 def _train_slowly(rank: int, size: int, timeout_s: float) -> Outcome:
     return _train(rank, size, dict.fromkeys(range(size), _doze), "kernel", timeout_s)
 
@@ -328,10 +314,8 @@ def test_stopped_process_is_named_after_the_timeout(victim: int) -> None:
         pool.run(_enter, "nothing")  # started and warm
         pid = pool.processes[victim].pid
         assert pid is not None
-        stopper = _Stopper(pid, after_s=3.0, for_s=25.0)
-        stopper.start()
+        threading.Timer(3.0, os.kill, (pid, signal.SIGSTOP)).start()
         outcomes = pool.run(_train_slowly, 5.0, dying=1)
-        stopper.join()
     for rank in {0, 1, 2} - {victim}:
         assert outcomes[rank].error == "CommunicationError"
         assert f"rank {victim}" in outcomes[rank].message

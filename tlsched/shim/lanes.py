@@ -32,6 +32,8 @@ FDS_BESIDE_PEERS = 4
 _SPARE_FDS = 16  # for the store's and the program's own passing needs
 # All ranks are known to be there when lanes open, and gloo's constructor hears no Ctrl-C.
 _CONNECT_S = 60.0
+# What gloo says when its timer ran out, and of a pair that it closed for that reason.
+_TIME_IS_UP = ("Timed out waiting", "Application timeout")
 _ABORT_S = 2.0  # what was cut has failed long before
 
 
@@ -77,7 +79,7 @@ class Lane:
     def failure(self, what: str, error: RuntimeError) -> CommunicationError:
         """The error that says what failed and through whom, where gloo's is ``error``."""
         text = str(error)
-        if "Timed out waiting" in text:
+        if any(words in text for words in _TIME_IS_UP):
             who = self.roster.who_is_silent(self.index, self.timeout_s)
         else:
             who = self.roster.who_broke(self.rank_of(text))
