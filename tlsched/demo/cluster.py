@@ -20,6 +20,10 @@ from tlsched.lab import Lab
 MASTER_PORT = 29500
 JOB_TIMEOUT_S = 180.0
 
+# mallopt(3): gradients' memory is kept for the next iteration, as a GPU's caching allocator does.
+# Otherwise every large gradient is unmapped, mapped and faulted in again, under every policy.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
 
 class Cluster:
     """One worker process on every host of ``lab``. Use as a context manager."""
@@ -33,14 +37,18 @@ class Cluster:
     def __enter__(self) -> Cluster:
         """Start the workers."""
         for rank, host in enumerate(self._lab.hosts):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(len(self._lab.hosts)),
-                "MASTER_ADDR": self._lab.hosts[0].ipv4,
-                "MASTER_PORT": str(MASTER_PORT),
-                "GLOO_SOCKET_IFNAME": host.iface,
-                "OMP_NUM_THREADS": "1",
-            }
+            environment = (
+                os.environ
+                | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(self._lab.hosts)),
+                    "MASTER_ADDR": self._lab.hosts[0].ipv4,
+                    "MASTER_PORT": str(MASTER_PORT),
+                    "GLOO_SOCKET_IFNAME": host.iface,
+                    "OMP_NUM_THREADS": "1",
+                }
+                | KEEP_MEMORY
+            )
             self._workers.append(
                 self._lab.popen(
                     rank,

@@ -18,7 +18,7 @@ namespace holds no interface, address or qdisc of a lab; it only allows cubic to
 (congestion.py).
 
 Where tlsched is attached with the link's rate, the queue stands at ``eth0``, in its bands, and
-``nic0`` stays empty: its token bucket (3 ms of the rate) is larger than a tree's, so it passes
+``nic0`` stays empty: its token bucket (6 ms of the rate) is larger than a tree's, so it passes
 what the tree releases. Programs that are not scheduled queue at ``nic0``, still within their own
 host, so TCP's small queues (``tcp_limit_output_bytes``) hold them back there as on a real card.
 

@@ -99,8 +99,12 @@ def port(index: int) -> str:
 
 
 def burst_bytes(rate_bps: int) -> int:
-    """Token bucket: 3 ms of the rate, at least two GSO packets of 64 KiB."""
-    return max(128 * 1024, rate_bps // 8 * 3 // 1000)
+    """Token bucket: 6 ms of the rate, at least two GSO packets of 64 KiB.
+
+    More than a tree's 4 ms: what the tree releases at once must not queue again in the card, which
+    knows no bands.
+    """
+    return max(128 * 1024, rate_bps // 8 * 6 // 1000)
 
 
 def queue_bytes(rate_bps: int) -> int:
