@@ -6,6 +6,8 @@ permission or missing feature (nothing changed); 3 `status`: not attached; 4 `st
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from typing import Annotated
 
@@ -46,6 +48,9 @@ def main() -> None:
 
     for module in (host, lab, demo):
         module.register(app)
+    # At its end the interpreter searches all that was imported for garbage: 0.1 s of the 0.5 s that
+    # `detach` takes, measured. Frozen objects are not searched.
+    atexit.register(gc.freeze)
     try:
         app()
     except TlschedError as error:

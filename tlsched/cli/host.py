@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import json
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +58,7 @@ def attach(
     Exit codes: 0 attached (or already so), 1 a change failed and was undone, 2 bad input,
     missing permission or missing feature: nothing was changed.
     """
-    control = _control()
+    from tlsched import control
 
     settings = LinkSettings(iface, parse_rate(rate), default_share=share)
     _print_outcome(control.attach(settings, dry_run=dry_run, replace_root=replace_root), as_json)
@@ -78,7 +75,7 @@ def detach(iface: Iface, dry_run: DryRun = False, as_json: Json = False) -> None
 
     Exit codes: as of attach.
     """
-    control = _control()
+    from tlsched import control
 
     _print_outcome(control.detach(iface, dry_run=dry_run), as_json)
 
@@ -104,7 +101,7 @@ def status(
     Exit codes: 0 attached, 2 bad input, 3 not attached, 4 drifted: somebody changed it (attach
     again to mend it).
     """
-    control = _control()
+    from tlsched import control
 
     links = control.status(iface)
     if as_json:
@@ -116,18 +113,6 @@ def status(
         raise typer.Exit(EXIT_DRIFTED)
     if "attached" not in states:
         raise typer.Exit(EXIT_DETACHED)
-
-
-def _control() -> ModuleType:
-    """The control plane, imported by the commands that need it.
-
-    At its end the interpreter searches all that was imported for garbage, a fifth of the time
-    of a command as short as these (0.1 s of 0.5 s, measured); frozen objects are not searched.
-    """
-    from tlsched import control
-
-    atexit.register(gc.freeze)
-    return control
 
 
 def _print_outcome(outcome: Outcome, as_json: bool) -> None:
