@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import classifier, host, record
+from bench import classifier, host, record, shaping
 from bench import step as step_bench
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -38,6 +38,14 @@ def host_command(rounds: Rounds = 5, json_file: Json = None) -> None:
     record.save(json_file, "host", rows)
 
 
+@app.command("shaping")
+def shaping_command(rounds: Rounds = 5, json_file: Json = None) -> None:
+    """Share of its rate that an attached link reaches, at 100 Mbit/s, 1 and 10 Gbit/s."""
+    rows = shaping.measure(rounds)
+    _show("shaping, share of the rate", ("rate", "mtu"), "share", rows, "{:.3f}")
+    record.save(json_file, "shaping", rows)
+
+
 @app.command("step")
 def step_command(
     policies: Annotated[str, typer.Option(help="Comma-separated.")] = STEP_POLICIES,
@@ -62,6 +70,7 @@ def all_command(
     """Everything, with the results as JSON: about eight minutes."""
     classifier_command(json_file=out / "classifier.json")
     host_command(json_file=out / "host.json")
+    shaping_command(json_file=out / "shaping.json")
     step_command(json_file=out / "step.json")
 
 
