@@ -26,4 +26,6 @@ def test_parameters_are_ddps_and_policies_agree(
     for ours, theirs in zip(kernel[0], ddp[0], strict=True):
         # Relative to the tensor's scale: single weights pass through zero.
         scale = float(theirs.abs().max())
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * scale)
+        # Reentrant blocks used twice accumulate in another order than the flavour DDP can train.
+        part = 2e-6 if model == "reentrant" else 1e-6
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=part * scale)

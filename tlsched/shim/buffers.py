@@ -13,6 +13,7 @@ import torch
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from tlsched.shim.hooks import Uncopied
 from tlsched.shim.lanes import Lane
 
 
@@ -27,8 +28,8 @@ class Buffers:
         self._handles: list[RemovableHandle] = []
         if next(model.buffers(), None) is not None:
             self._handles = [
-                model.register_forward_pre_hook(self._before_forward, prepend=True),
-                model.register_forward_hook(self._after_forward),
+                model.register_forward_pre_hook(Uncopied(self._before_forward), prepend=True),
+                model.register_forward_hook(Uncopied(self._after_forward)),
             ]
 
     def close(self) -> None:

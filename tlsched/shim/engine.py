@@ -33,7 +33,7 @@ LEARNING_STEPS = 2
 
 
 class Engine:
-    """Trains ``model`` over ``lanes``; ``say`` tells the user once, ``strict`` raises on late reads.
+    """Trains ``model`` over ``lanes``; ``say`` tells once, ``strict`` raises on late reads.
 
     Nothing happens before :meth:`start`.
     """
@@ -191,9 +191,8 @@ class Engine:
         for name, own in self.model.named_parameters():
             if own is parameter:
                 raise TrainingError(
-                    f"{name} joined the model between backward and step, so its gradient is not "
-                    "averaged",
-                    hint="replace parameters between step() and the next forward",
+                    f"{name} has a gradient but requires none, so no rank averages it",
+                    hint="call requires_grad_() on it, or leave it out of the optimizer",
                 )
         self.say(
             f"a parameter of shape {tuple(parameter.shape)} is stepped by the optimizer but is no "

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from tlsched.shim import compiled
+from tlsched.shim.hooks import Uncopied
 
 # Getters that hand out the values themselves; all others (shape, grad, device, …) read none.
 _VALUE_GETTERS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
@@ -53,8 +54,8 @@ class Readers(TorchFunctionMode):
         for name, module in model.named_modules():
             if compiled.outermost(name, boundaries) is None:
                 self._handles += [
-                    module.register_forward_pre_hook(self._enter(name), prepend=True),
-                    module.register_forward_hook(self._leave, always_call=True),
+                    module.register_forward_pre_hook(Uncopied(self._enter(name)), prepend=True),
+                    module.register_forward_hook(Uncopied(self._leave), always_call=True),
                 ]
 
     def start(self) -> None:
@@ -158,7 +159,7 @@ def guard_modules(
         return hook
 
     return [
-        modules[name].register_forward_pre_hook(guard(buckets), prepend=True)
+        modules[name].register_forward_pre_hook(Uncopied(guard(buckets)), prepend=True)
         for name, buckets in needs.items()
         if name not in boundaries
     ]

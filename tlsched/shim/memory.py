@@ -41,7 +41,7 @@ class Memory:
 
 def storage_uses(tensor: torch.Tensor) -> int:
     """How many tensors (and this call) hold the tensor's memory."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[no-any-return,attr-defined]  # no stub
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def undisturbed() -> contextlib.AbstractContextManager[object]:

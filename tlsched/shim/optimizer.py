@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from tlsched.errors import ModelRefused
 from tlsched.shim import pending
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.memory import storage_uses
@@ -232,6 +233,7 @@ class DeferredOptimizer:
                     gradient = bucket.views[index]
                 else:
                     why = ASSIGNED
+                    _refuse_converted(bucket, index, gradient)
                 due.append((number, parameter, gradient))
             if due:
                 self._leave(bucket, functools.partial(_update, part, groups, due), due, why)
@@ -262,6 +264,17 @@ class DeferredOptimizer:
                 due.append((number, parameter, parameter.grad))
         if due:
             _update(part, groups, due)
+
+
+def _refuse_converted(bucket: Bucket, index: int, gradient: torch.Tensor) -> None:
+    """A conversion takes autograd's node from the parameter, and with it our hook."""
+    view = bucket.flat
+    if gradient.dtype != view.dtype or gradient.device != view.device:
+        raise ModelRefused(
+            f"{bucket.names[index]} was {view.dtype} on {view.device} and its gradient is "
+            f"{gradient.dtype} on {gradient.device}",
+            hint="convert or move the model before the context, not inside it",
+        )
 
 
 def _update(part: Optimizer, groups: list[Group], due: list[_Due]) -> None:

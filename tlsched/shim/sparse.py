@@ -80,4 +80,5 @@ def _empty_like(parameter: Parameter) -> torch.Tensor:
         torch.empty((1, 0), dtype=torch.int64),
         parameter.new_empty((0, *parameter.shape[1:])),
         parameter.shape,
+        check_invariants=False,
     )
