@@ -73,15 +73,14 @@ class Readers(TorchFunctionMode):
         self._paused = paused
 
     def stop(self) -> None:
-        """Stop recording and leave the mode, unless a mode of the user's lies on top of it."""
+        """Stop recording and leave the mode, also from under modes that were entered later."""
         self._paused = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        on_top = torch.overrides._get_current_function_mode()  # type: ignore[no-untyped-call]  # idem
-        if self._entered and on_top is self:
-            self.__exit__(None, None, None)
+        if self._entered:
             self._entered = False
+            _take_out(self)
 
     def __torch_function__(
         self,
@@ -170,3 +169,15 @@ def _reads_values(func: Callable[..., Any]) -> bool:
     if name in ("__get__", "__set__"):
         return getattr(getattr(func, "__self__", None), "__name__", "") in _VALUE_GETTERS
     return name not in _NO_VALUES
+
+
+def _take_out(mode: TorchFunctionMode) -> None:
+    """Leave ``mode``, wherever it is in this thread's stack of modes."""
+    above: list[Any] = []
+    while torch._C._len_torch_function_stack():
+        top = torch._C._pop_torch_function_stack()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        torch._C._push_on_torch_function_stack(other)

@@ -12,6 +12,8 @@ import os
 import re
 import resource
 import socket
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,21 +108,39 @@ class Lane:
         """Leave the group; with ``abort`` cut its connections first, so that nothing waits.
 
         gloo's own abort() leaves running collectives waiting for their peers. They are awaited
-        here, since they write into the gradients, and since the group's destructor joins their
-        threads with the GIL held, for which a callback on a Future waits.
+        here, since they write into the gradients. One that gloo forgot about (see :func:`_broken`)
+        ends with its timeout only, and its group's destructor waits for it: in a thread, then.
         """
         if abort:
             for connection in self.connections.values():
                 sockets.cut(connection)
+        end_s = time.monotonic() + (_ABORT_S if abort else 0.0)
+        left: list[Any] = [self.group]
         for reduction in list(self._running):
-            if abort:
-                reduction.ends_within(_ABORT_S)
-            reduction.drop("the lane is closed")
+            stuck = abort and not reduction.ends_by(end_s)
+            work = reduction.drop("the lane is closed")
+            if stuck:
+                left.append(work)
+            del work
         self.group = None
+        if left[1:]:
+            threading.Thread(target=left.clear, name="tlsched lane", daemon=True).start()
+
+    def _broken(self) -> str | None:
+        """What gloo would say had it not missed it: a connection of this lane is closed.
+
+        gloo (tcp transport, Pair::sendAsyncMode) queues a send whose first write fails, after it
+        has told everybody else of the failure, so that this one waits for the timeout.
+        """
+        for connection in self.connections.values():
+            if not sockets.alive(connection):
+                host, port = connection.peer
+                return f"Connection closed: [{host}]:{port}"
+        return None
 
     def _watched(self, work: dist.Work) -> Reduction:
         self.roster.started[self.index] += 1
-        reduction = Reduction(work, self.roster)
+        reduction = Reduction(work, self.roster, self._broken)
         self._running.add(reduction)
         return reduction
 

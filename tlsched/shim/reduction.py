@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -19,15 +20,17 @@ class Reduction:
     """c10d's ``work``, let go as soon as it has ended.
 
     A process group lives as long as a Work of it, and a traceback keeps whatever its frames hold;
-    so an error that somebody stores would keep the group's threads and sockets.
+    so an error that somebody stores would keep the group's threads and sockets. ``broken`` tells
+    of a connection that is closed, whatever gloo says.
     """
 
-    __slots__ = ("__weakref__", "_failure", "_roster", "_started_s", "_told", "_work")
+    __slots__ = ("__weakref__", "_broken", "_failure", "_roster", "_started_s", "_told", "_work")
 
-    def __init__(self, work: dist.Work, roster: Roster) -> None:
+    def __init__(self, work: dist.Work, roster: Roster, broken: Callable[[], str | None]) -> None:
         self._work: dist.Work | None = work
         self._failure: str | None = None
         self._roster = roster
+        self._broken = broken
         self._started_s = time.monotonic()
         self._told = False
 
@@ -37,7 +40,12 @@ class Reduction:
         After half of the time it leaves a note for the others (see :mod:`tlsched.shim.roster`).
         """
         end_s = time.monotonic() + timeout_s
-        while not self._ended():
+        broken: str | None = None
+        while self._failure is None and not self._ended():
+            if broken is not None:
+                self._failure = broken  # and gloo had another slice to find it
+                break
+            broken = self._broken()
             now_s = time.monotonic()
             if now_s > end_s:
                 raise RuntimeError(f"Timed out waiting {timeout_s:g} s")
@@ -49,11 +57,14 @@ class Reduction:
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most so long (in steps of half a second); True when it succeeded."""
-        end_s = time.monotonic() + seconds
+        return self.ends_by(time.monotonic() + seconds) and self._failure is None
+
+    def ends_by(self, end_s: float) -> bool:
+        """Wait until a time of time.monotonic(); True when it has ended in any way."""
         while not self._ended():
             if time.monotonic() >= end_s:
                 return False
-        return self._failure is None
+        return True
 
     def get_future(self) -> torch.futures.Future[object]:
         """c10d's Future of it; only before :meth:`wait`."""
@@ -61,10 +72,12 @@ class Reduction:
         future: torch.futures.Future[object] = self._work.get_future()
         return future
 
-    def drop(self, failure: str) -> None:
-        """Let go of it, and fail whoever waits later."""
-        if self._work is not None:
-            self._work, self._failure = None, failure
+    def drop(self, failure: str) -> dist.Work | None:
+        """Let go of what has not ended, return it, and fail whoever waits later."""
+        work, self._work = self._work, None
+        if work is not None:
+            self._failure = failure
+        return work
 
     def _ended(self) -> bool:
         """Wait one slice."""

@@ -83,17 +83,33 @@ def mark(connection: Connection, band: Band) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, band.priority)
 
 
-def cut(connection: Connection) -> None:
-    """Shut the connection down, so that whoever waits for it fails at once."""
+def alive(connection: Connection) -> bool:
+    """Whether its descriptor still is this connection, which gloo closes when it breaks."""
     try:
         with _borrowed(connection.fd) as sock:
-            if (_address(sock.getsockname()), _address(sock.getpeername())) == (
-                connection.local,
-                connection.peer,
-            ):
-                sock.shutdown(socket.SHUT_RDWR)
+            return _is(sock, connection)
+    except OSError:
+        return False  # closed, or no longer connected
+
+
+def cut(connection: Connection) -> None:
+    """End the connection, so that whoever waits for it fails at once, here and at the peer.
+
+    Only reading is shut down: gloo then finds the end of the stream, fails what waits and closes
+    the socket. If writing were shut too, a send that starts before gloo has noticed would fail
+    with EPIPE, after which gloo waits for its completion until the timeout.
+    """
+    try:
+        with _borrowed(connection.fd) as sock:
+            if _is(sock, connection):
+                sock.shutdown(socket.SHUT_RD)
     except OSError:
         return  # already closed, or the number belongs to another file now
+
+
+def _is(sock: socket.socket, connection: Connection) -> bool:
+    ends = (_address(sock.getsockname()), _address(sock.getpeername()))
+    return ends == (connection.local, connection.peer)
 
 
 @contextmanager
