@@ -87,6 +87,7 @@ def _many_contexts(rank: int, _size: int, ending: str) -> tuple[dict[str, int], 
     return before, _state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["normal", "exception", "in flight"])
 def test_fifty_contexts_leave_no_growth(two_ranks: RankPool, ending: str) -> None:
     for before, after in two_ranks.run(_many_contexts, ending):
