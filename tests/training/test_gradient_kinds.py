@@ -109,7 +109,7 @@ def test_averages_against_float64(two_ranks: RankPool, dtype: torch.dtype, limit
 
 def _channels_last(rank: int, _size: int, policy: str) -> Outcome:
     torch.manual_seed(3)
-    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+    net: Any = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
     net = net.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     with trainer(policy, rank, net, optimizer) as t:
@@ -146,7 +146,7 @@ class Branches(nn.Module):
 
 def _unused(rank: int, size: int, policy: str, zeros: bool) -> Outcome:
     torch.manual_seed(3)
-    net = Branches()
+    net: Any = Branches()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.1)
     # Neither rank, one rank, the other, both; first while learning, then later.
     uses = [(3, 3), (1, 3), (1, 1), (3, 1), (5, 2), (0, 0), (0, 4), (7, 7), (2, 5), (1, 1)]
@@ -170,7 +170,7 @@ def test_parameters_unused_on_some_or_all_ranks(two_ranks: RankPool, zeros: bool
 
 def _accumulate(rank: int, _size: int, policy: str, sync: str, use: bool) -> Outcome:
     torch.manual_seed(3)
-    net = Branches()
+    net: Any = Branches()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     with trainer(policy, rank, net, optimizer) as t:
         for step, length in enumerate([1, 3, 2, 4, 3, 1]):
@@ -197,7 +197,7 @@ def test_accumulation_of_any_length(two_ranks: RankPool, sync: str, use: bool) -
 
 def _no_sync_unused(rank: int, size: int, policy: str) -> Outcome:
     torch.manual_seed(3)
-    net = Branches()
+    net: Any = Branches()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with trainer(policy, rank, net, optimizer) as t:
         for step in range(5):
@@ -336,7 +336,8 @@ class Words(nn.Module):
     def forward(self, words: torch.Tensor, bag: bool) -> torch.Tensor:
         """The bag is not always used."""
         x = self.embed(words).mean(1)
-        return self.out(x + self.bag(words) if bag else x)
+        result: torch.Tensor = self.out(x + self.bag(words) if bag else x)
+        return result
 
 
 def _sparse(rank: int, _size: int, policy: str, kind: str) -> Outcome:

@@ -253,7 +253,9 @@ def test_parametrizations_other_methods_and_changing_order(two_ranks: RankPool, 
 
 def _gan(rank: int, _size: int, policy: str, both: bool) -> Outcome:
     torch.manual_seed(3)
-    net = nn.ModuleDict({"g": compare.mlp(), "d": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))})
+    net: Any = nn.ModuleDict(
+        {"g": compare.mlp(), "d": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))}
+    )
     g = torch.optim.Adam(net["g"].parameters(), lr=1e-2)
     d = torch.optim.SGD(net["d"].parameters(), lr=1e-2, momentum=0.9)
     with trainer(policy, rank, net, [g, d]):
@@ -284,7 +286,7 @@ def _siamese(rank: int, _size: int, policy: str) -> Outcome:
             a, b, c = t.net(x), t.net(x.flip(0)), t.net(x * 2)
             backward((a - b + 0.5 * c).square().mean())
             regular = sum(p.square().sum() for p in net.parameters())
-            backward(0.01 * regular)  # type: ignore[arg-type]  # never 0
+            backward(0.01 * regular)
             optimizer.step()
             optimizer.zero_grad()
     return outcome(net)

@@ -1,7 +1,8 @@
 """Buffers (BatchNorm's running statistics) by DistributedDataParallel's rule.
 
-Rank 0's are sent to all before a training forward that follows a synchronised one: not after one
-under no_sync() or without gradients. Evaluation sends nothing, so one rank may evaluate alone.
+Rank 0's are sent to all before the first training forward, and before each that follows a
+synchronised backward: not under no_sync(), and not before a second forward of one backward, whose
+graph may still need them. Evaluation sends nothing, so one rank may evaluate alone.
 """
 
 from __future__ import annotations
@@ -18,19 +19,17 @@ from tlsched.shim.lanes import Lane
 
 
 class Buffers:
-    """Sends ``model``'s buffers over ``lane``; ``synchronised()``: whether no_sync() is off."""
+    """Sends ``model``'s buffers over ``lane``; ``backwards()`` counts the synchronised ones."""
 
-    def __init__(self, model: Module, lane: Lane, synchronised: Callable[[], bool]) -> None:
+    def __init__(self, model: Module, lane: Lane, backwards: Callable[[], int]) -> None:
         self._model = model
         self._lane = lane
-        self._synchronised = synchronised
-        self._due = True
+        self._backwards = backwards
+        self._sent_at = -1
         self._handles: list[RemovableHandle] = []
         if next(model.buffers(), None) is not None:
-            self._handles = [
-                model.register_forward_pre_hook(Uncopied(self._before_forward), prepend=True),
-                model.register_forward_hook(Uncopied(self._after_forward)),
-            ]
+            hook = Uncopied(self._before_forward)
+            self._handles = [model.register_forward_pre_hook(hook, prepend=True)]
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -46,18 +45,16 @@ class Buffers:
         )
 
     def _before_forward(self, _module: Module, _arguments: Any) -> None:
-        if self._trains() and self._due:
-            self._due = False
+        backwards = self._backwards()
+        if self._sent_at != backwards and self._trains():
+            self._sent_at = backwards
             self._send()
-
-    def _after_forward(self, _module: Module, _arguments: Any, _result: Any) -> None:
-        if self._trains():
-            self._due = self._synchronised()
 
     def _send(self) -> None:
         # Looked up each time: a buffer may have been assigned anew. As bytes, so that one message
-        # carries all of them, whatever their types.
+        # carries all of them, whatever their types; wide types first, so that all lie aligned.
         buffers = [b for b in self._model.buffers() if b.numel()]
+        buffers.sort(key=torch.Tensor.element_size, reverse=True)
         if not buffers:
             return
         with torch.no_grad():

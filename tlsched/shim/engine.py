@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tlsched.errors import TrainingError
-from tlsched.planning.plan import Plan, make_plan
+from tlsched.planning.plan import make_plan
 from tlsched.planning.policies import make_policy
 from tlsched.shim import compiled, learning, membership, reads
 from tlsched.shim.agreement import Agreement
@@ -56,6 +56,7 @@ class Engine:
         self.strict = strict
         self.steps: dict[DeferredOptimizer, int] = {}
         self.eager: list[Bucket] = []
+        self.backwards = 0
         self.late: dict[str, int] = {}
         self.whole: str | None = None
         self._agreement = agreement
@@ -142,7 +143,7 @@ class Engine:
     def before_step(self) -> None:
         """See :class:`tlsched.shim.optimizer.Context`."""
         self.gradients.close_round()
-        self.after_backward()
+        self._follow_changes()
 
     def after_step(self, optimizer: DeferredOptimizer) -> None:
         """See :class:`tlsched.shim.optimizer.Context`."""
@@ -164,7 +165,12 @@ class Engine:
             self.gradients.settle(self.eager)
 
     def after_backward(self) -> None:
-        """See :class:`tlsched.shim.gradients.Watcher`: follow the parameters that joined."""
+        """See :class:`tlsched.shim.gradients.Watcher`."""
+        self.backwards += 1
+        self._follow_changes()
+
+    def _follow_changes(self) -> None:
+        """Take in the parameters that joined."""
         ids = [one.parameter_ids() for one in self.steps]
         if not self._joined and ids == self._ids:
             return
@@ -186,18 +192,8 @@ class Engine:
 
     def outside_buckets(self, parameter: Parameter) -> None:
         """See :class:`tlsched.shim.optimizer.Context`."""
-        if parameter in self.sparse.names:
-            return
-        for name, own in self.model.named_parameters():
-            if own is parameter:
-                raise TrainingError(
-                    f"{name} has a gradient but requires none, so no rank averages it",
-                    hint="call requires_grad_() on it, or leave it out of the optimizer",
-                )
-        self.say(
-            f"a parameter of shape {tuple(parameter.shape)} is stepped by the optimizer but is no "
-            "part of the model: its gradient is not averaged"
-        )
+        if parameter not in self.sparse.names:
+            self.say(membership.why_alone(self.model, parameter))
 
     @contextmanager
     def _unwatched(self) -> Iterator[None]:
@@ -274,7 +270,7 @@ class Engine:
             learning.ready_rank(learned, order, self._names),
         )
         plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
-        _refuse_different(mine, plan)
+        membership.refuse_different(mine, plan)
         learned.close()
         self.gradients = self._new_gradients(
             make_policy(self._policy_name, plan),
@@ -301,11 +297,3 @@ class Engine:
                 self.trace.needed(bucket.index)
             if bucket.pending:
                 bucket.settle()
-
-
-def _refuse_different(mine: Plan, taken: Plan) -> None:
-    if {n for b in mine.buckets for n in b.names} != {n for b in taken.buckets for n in b.names}:
-        raise TrainingError(
-            "rank 0 trains other parameters than this rank",
-            hint="freeze and unfreeze the same parameters on every rank",
-        )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import torch
 from torch.nn import Module, Parameter
 
+from tlsched.errors import TrainingError
+from tlsched.planning.plan import Plan
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.gradients import Hook, on_accumulation
 from tlsched.shim.lanes import Lane
@@ -57,3 +59,29 @@ def admit(
             average = average.contiguous()
             lane.all_reduce(average).wait(timeout_s)
             parameter.grad = average
+
+
+def why_alone(model: Module, parameter: Parameter) -> str:
+    """What to say of a parameter that the optimizer steps and nobody averages.
+
+    Raises TrainingError for one of the model's own.
+    """
+    for name, own in model.named_parameters():
+        if own is parameter:
+            raise TrainingError(
+                f"{name} has a gradient but requires none, so no rank averages it",
+                hint="call requires_grad_() on it, or leave it out of the optimizer",
+            )
+    return (
+        f"a parameter of shape {tuple(parameter.shape)} is stepped by the optimizer but is no "
+        "part of the model: its gradient is not averaged"
+    )
+
+
+def refuse_different(mine: Plan, taken: Plan) -> None:
+    """Raise TrainingError when rank 0's plan is for other parameters than this rank's."""
+    if {n for b in mine.buckets for n in b.names} != {n for b in taken.buckets for n in b.names}:
+        raise TrainingError(
+            "rank 0 trains other parameters than this rank",
+            hint="freeze and unfreeze the same parameters on every rank",
+        )

@@ -153,7 +153,7 @@ class DeferredOptimizer:
             pre_hook(optimizer, (optimizer,), {})
         if self.separability.unknown:
             with self._plain_gradients():
-                self.separability.try_parts(self._members_with_gradient())
+                self.separability.try_parts(self._one_by_one())
                 run_part(optimizer, None)
         else:
             self._leave_updates()
@@ -192,12 +192,14 @@ class DeferredOptimizer:
                 if parameter.grad is bucket.views[index]:
                     parameter.grad = bucket.promises[index]
 
-    def _members_with_gradient(self) -> list[list[tuple[int, Parameter]]]:
-        parts = [
-            [(number, p) for number, p, _ in members if p.grad is not None]
+    def _one_by_one(self) -> list[list[tuple[int, Parameter]]]:
+        """Each parameter that has a gradient, a part of its own: buckets may come to be any."""
+        return [
+            [(number, p)]
             for members in self._route.values()
+            for number, p, _ in members
+            if p.grad is not None
         ]
-        return [part for part in parts if part]
 
     def _find_route(self) -> None:
         """Sort the parameters by bucket, again only when they or the buckets have changed."""

@@ -81,7 +81,7 @@ def _patch() -> None:
     _replace(Module, "train", _settling_on_change)
     _replace(Module, "zero_grad", _quietly)
     _replace(Optimizer, "zero_grad", _quietly)
-    Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment,misc]  # see _get_state
+    Optimizer.state = property(_get_state, _set_state)  # type: ignore[assignment]  # see _get_state
     stop = compiled.watch_entries(_entering_compiled)
     if stop is not None:
         _stop_watching_entries.append(stop)
@@ -99,7 +99,7 @@ def _restore() -> None:
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()
-    del Optimizer.state
+    del Optimizer.state  # type: ignore[misc]  # the property, not an instance
     while _stop_watching_entries:
         _stop_watching_entries.pop()()
 

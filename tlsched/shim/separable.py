@@ -112,7 +112,9 @@ class _Record:
             for key in [k for k in group if k not in settings and k not in _NOT_SETTINGS]:
                 del group[key]
             group.update(copy.deepcopy(settings))
-        optimizer.__dict__.update(copy.copy(self._own))
+        for key in _settings(optimizer.__dict__).keys() - self._own.keys():
+            del optimizer.__dict__[key]
+        optimizer.__dict__.update(_settings(self._own))
         torch.set_rng_state(self._random)
 
     def changed(self) -> str | None:

@@ -221,7 +221,7 @@ class Run:
             say=self._say,
         )
         if self._broadcast_buffers:
-            self._buffers = Buffers(self.model, self._lanes[0], lambda: engine.gradients.enabled)
+            self._buffers = Buffers(self.model, self._lanes[0], lambda: engine.backwards)
         engine.start(self._given_optimizers)
         reads.watch(engine)
 

@@ -1,0 +1,506 @@
+"""Every optimizer updates as it does alone, whatever it keeps, counts or is asked in between."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.hooks import RemovableHandle
+
+import tlsched
+from tests.training import compare, models
+from tests.training.compare import Outcome, hold, listening, outcome, trainer
+from tests.training.ranks import RankPool
+from tlsched.errors import ModelRefused
+
+Make = Callable[[nn.Module], Any]
+
+
+def _muon(net: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in net.parameters() if p.ndim == 2]
+    vectors = [p for p in net.parameters() if p.ndim != 2]
+    return [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(vectors)]
+
+
+def _groups(net: nn.Module) -> list[dict[str, Any]]:
+    """Two groups that cut through every module, so that a bucket has parameters of both."""
+    return [
+        {"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in net.parameters() if p.ndim < 2], "lr": 3e-3},
+    ]
+
+
+OPTIMIZERS: dict[str, Make] = {
+    name: (lambda net, kind=name: getattr(torch.optim, kind)(net.parameters(), lr=1e-2))
+    for name in (
+        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam",
+        "RMSprop", "Rprop", "SGD",
+    )
+} | {
+    "Muon": _muon,
+    "Adam foreach": lambda net: torch.optim.Adam(net.parameters(), lr=1e-2, foreach=True),
+    "AdamW amsgrad": lambda net: torch.optim.AdamW(net.parameters(), amsgrad=True),
+    "AdamW fused": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True),
+    "Adagrad fused": lambda net: torch.optim.Adagrad(net.parameters(), lr=1e-2, fused=True),
+    "SGD fused": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True),
+    "SGD nesterov": lambda net: torch.optim.SGD(
+        net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True
+    ),
+    "SGD maximize": lambda net: torch.optim.SGD(net.parameters(), lr=0.01, maximize=True),
+    "lr tensor": lambda net: torch.optim.Adam(net.parameters(), lr=torch.tensor(1e-2)),
+    "groups": lambda net: torch.optim.AdamW(_groups(net), lr=1e-2),
+}  # fmt: skip
+
+
+def _optimized(rank: int, _size: int, policy: str, name: str) -> Outcome:
+    torch.manual_seed(3)
+    net = compare.mlp()
+    made = OPTIMIZERS[name](net)
+    optimizers = made if isinstance(made, list) else [made]
+    with listening() as said, trainer(policy, rank, net, made) as t:
+        for x in compare.data(rank):
+            t.forward(x).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return outcome(net, [], [w for w in said if "tlsched" in str(w.message)])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_torchs_own_optimizers(two_ranks: RankPool, name: str) -> None:
+    # Rprop acts on a gradient's sign: a last bit of difference may flip it, hence a wider limit.
+    results = hold(two_ranks, _optimized, name, rtol=2e-5 if name == "Muon" else 1e-5)
+    assert results["kernel"][0].said == []
+
+
+def _lbfgs(_rank: int, _size: int) -> str:
+    net = compare.mlp()
+    with pytest.raises(ModelRefused) as caught:
+        tlsched.schedule(net, torch.optim.LBFGS(net.parameters()))
+    assert "step" not in vars(net)
+    return str(caught.value)
+
+
+def test_lbfgs_is_refused(two_ranks: RankPool) -> None:
+    assert two_ranks.run(_lbfgs)[0].startswith("LBFGS evaluates the loss several times")
+
+
+class Simple(torch.optim.Optimizer):
+    """Follows the protocol: state of its own, a parameter at a time."""
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr, "power": [2, 2]})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Sign descent with a memory."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["mean"] = torch.zeros_like(p)
+                    state["count"] = 0
+                state["count"] += 1
+                state["mean"].mul_(0.9).add_(p.grad ** group["power"][0] * p.grad.sign())
+                p.add_(state["mean"] / state["count"], alpha=-group["lr"])
+        return None
+
+
+class KeepsGradient(Simple):
+    """Keeps the last gradient itself, not a copy of it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Difference to the gradient before."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    last = self.state[p].get("last")
+                    if last is not None:
+                        p.sub_(p.grad - 0.5 * last, alpha=group["lr"])
+                    self.state[p]["last"] = p.grad
+        return None
+
+
+class Counts(Simple):
+    """Changes its group in step(), as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        """The rate falls with each step."""
+        super().step()
+        for group in self.param_groups:
+            group["lr"] *= 0.9
+
+
+class Attribute(Simple):
+    """Counts in an attribute."""
+
+    count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Every other step is twice as long."""
+        self.count += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * (1 + self.count % 2))
+
+
+class GlobalNorm(Simple):
+    """Scales by a norm over all parameters, as LARS-like and D-adapting ones do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Normalised descent."""
+        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad / norm, alpha=group["lr"])
+
+
+class Noisy(Simple):
+    """Draws random numbers, as Langevin dynamics do."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Descent with noise."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad + 0.01 * torch.randn_like(p), alpha=group["lr"])
+
+
+class OwnArguments(Simple):
+    """Takes an argument of its own."""
+
+    def step(self, closure: Any = None, *, factor: float = 1.0) -> Any:
+        """Scaled."""
+        for group in self.param_groups:
+            group["lr"] *= factor
+        super().step()
+        for group in self.param_groups:
+            group["lr"] /= factor
+
+
+class Sharpness(torch.optim.Optimizer):
+    """SAM: needs a closure, evaluates it, climbs, evaluates again, descends."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {"rho": 0.05})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> Any:
+        """Two gradients a step."""
+        with torch.enable_grad():
+            loss = closure()
+        params = [p for g in self.param_groups for p in g["params"] if p.grad is not None]
+        with torch.no_grad():
+            norm = torch.stack([p.grad.norm() for p in params]).norm()
+            climbs = [p.grad * (0.05 / norm) for p in params]
+            for p, climb in zip(params, climbs, strict=True):
+                p.add_(climb)
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        with torch.no_grad():
+            for p, climb in zip(params, climbs, strict=True):
+                p.sub_(climb)
+        self.base.step()
+        self.zero_grad()
+        return loss
+
+
+FOREIGN: dict[str, tuple[type[Any], str | None]] = {
+    "simple": (Simple, None),
+    "keeps the gradient": (KeepsGradient, None),
+    "counts": (Counts, "Counts changes its setting 'lr'"),
+    "attribute": (Attribute, "Attribute changes its attribute 'count'"),
+    "global norm": (GlobalNorm, "GlobalNorm's update of a parameter depends on other"),
+    "noisy": (Noisy, "Noisy changes the random generator's state"),
+    "own arguments": (OwnArguments, "arguments of the optimizer's own"),
+    "closure": (Sharpness, "what a foreign optimizer does with a closure"),
+}
+
+
+class Wide(nn.Sequential):
+    """Two buckets, since a bucket of all parameters would not be a part."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(16, 600), nn.Tanh(), nn.Linear(600, 300), nn.Linear(300, 4))
+
+
+def _foreign(rank: int, _size: int, policy: str, name: str) -> Outcome:
+    torch.manual_seed(3)
+    net = Wide()
+    optimizer = FOREIGN[name][0](net.parameters())
+    with listening() as said, trainer(policy, rank, net, optimizer) as t:
+        torch.manual_seed(7)
+        for x in compare.data(rank):
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                loss: torch.Tensor = t.forward(x).square().mean()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                return loss
+
+            if name == "closure":
+                t.log.append(optimizer.step(closure).item())
+                continue
+            closure()
+            optimizer.step(**({"factor": 0.5} if name == "own arguments" else {}))
+            optimizer.zero_grad()
+        if policy != "ddp":
+            assert len(t.run.report()) > 1
+            t.log.clear()
+    whys = [str(w.message) for w in said if "step() waits for all" in str(w.message)]
+    return Outcome(models.parameters(net), [], whys)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_optimizers(two_ranks: RankPool, name: str) -> None:
+    results = hold(two_ranks, _foreign, name, ddp=name != "closure", rtol=1e-5)
+    why = FOREIGN[name][1]
+    said = results["kernel"][0].said
+    assert len(said) == (why is not None), said
+    assert why is None or why in said[0]
+
+
+def _plateau(optimizer: Any) -> Any:
+    return lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 6),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=20),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.2, step_size_up=3),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.8)], [3]
+    ),
+    "plateau": _plateau,
+}
+
+
+def _scheduled(
+    rank: int, _size: int, policy: str, name: str, before: bool, tensor: bool
+) -> Outcome:
+    torch.manual_seed(3)
+    net = compare.mlp()
+    lr: Any = torch.tensor(0.1) if tensor else 0.1
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    schedule = SCHEDULERS[name](optimizer) if before else None
+    with listening() as said, trainer(policy, rank, net, optimizer) as t:
+        schedule = schedule or SCHEDULERS[name](optimizer)
+        for number, x in enumerate(compare.data(rank)):
+            loss = t.forward(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            schedule.step(*([float(number)] if name == "plateau" else []))
+            optimizer.zero_grad()
+            t.log.append(float(optimizer.param_groups[0]["lr"]))
+    after = [w for w in said if "find_unused" not in str(w.message)]
+    assert type(optimizer).step is not None
+    return outcome(net, t.log, after)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "inside"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_act_as_of_step_and_warn_of_nothing(
+    two_ranks: RankPool, name: str, before: bool
+) -> None:
+    results = hold(two_ranks, _scheduled, name, before, name in ("step", "cosine"))
+    ours, ddps = results["kernel"][0].said, results["ddp"][0].said
+    assert [w for w in ours if w not in ddps] == []
+
+
+def _resumed(rank: int, _size: int, policy: str, how: str) -> Outcome:
+    """Saved in the middle, loaded into new objects, or back into the same ones, and gone on."""
+    torch.manual_seed(3)
+    net = compare.mlp()
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=1e-2, amsgrad=True)
+    batches = compare.data(rank, 12)
+    saved: Any = None
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    with trainer(policy, rank, net, optimizer):
+        for x in batches[:6]:
+            step(x)
+        file = io.BytesIO()
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.seek(0)
+        saved = torch.load(file)
+        if how == "back":
+            for x in batches[6:9]:
+                step(x)
+            optimizer.load_state_dict(saved["optimizer"])
+            net.load_state_dict(saved["net"])
+        if how in ("back", "on"):
+            for x in batches[6:]:
+                step(x)
+    if how == "new":
+        net = compare.mlp()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, amsgrad=True)
+        net.load_state_dict(saved["net"])
+        optimizer.load_state_dict(saved["optimizer"])
+        with trainer(policy, rank, net, optimizer):
+            for x in batches[6:]:
+                step(x)
+    state = [t for s in optimizer.state_dict()["state"].values() for t in s.values()]
+    return outcome(net, state)
+
+
+def test_a_saved_run_goes_on_bit_for_bit(two_ranks: RankPool) -> None:
+    straight = hold(two_ranks, _resumed, "on", ddp=False)["kernel"][0]
+    for how in ("new", "back"):
+        again = hold(two_ranks, _resumed, how, ddp=False)["kernel"][0]
+        assert models.identical(again.parameters, straight.parameters), how
+        assert models.identical(again.log, straight.log), how
+
+
+def _state_read(rank: int, _size: int, policy: str, how: str) -> Outcome:
+    torch.manual_seed(3)
+    net = compare.mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    with trainer(policy, rank, net, optimizer) as t:
+        for number, x in enumerate(compare.data(rank)):
+            optimizer.zero_grad()
+            t.forward(x).square().mean().backward()
+            optimizer.step()
+            if number % 4 != 3:
+                continue
+            if how == "state":
+                t.log.append([optimizer.state[p]["exp_avg"].clone() for p in net.parameters()])
+            elif how == "state_dict":
+                t.log.append(
+                    [s["exp_avg"].clone() for s in optimizer.state_dict()["state"].values()]
+                )
+            elif how == "copy":
+                other = copy.deepcopy(optimizer)
+                t.log.append([s["exp_avg"].clone() for s in other.state.values()])
+            elif how == "reset":
+                optimizer.state.clear()
+            elif how == "change":
+                for state in optimizer.state.values():
+                    state["exp_avg"].mul_(0.5)
+            elif how == "lr":
+                optimizer.param_groups[0]["lr"] *= 0.5
+                optimizer.param_groups[0]["betas"] = (0.8, 0.99)
+    return outcome(net, t.log)
+
+
+@pytest.mark.parametrize("how", ["state", "state_dict", "copy", "reset", "change", "lr"])
+def test_the_optimizers_state_is_up_to_date_for_whoever_reads_it(
+    two_ranks: RankPool, how: str
+) -> None:
+    hold(two_ranks, _state_read, how)
+
+
+def _step_hooks(rank: int, _size: int, policy: str) -> Outcome:
+    torch.manual_seed(3)
+    net = Wide()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    calls: list[Any] = []
+    handles: list[RemovableHandle] = [
+        optimizer.register_step_pre_hook(lambda *_: calls.append("pre")),
+        optimizer.register_step_post_hook(
+            lambda o, *_: calls.append(o.param_groups[0]["params"][0].sum().item())
+        ),
+    ]
+    with trainer(policy, rank, net, optimizer) as t:
+        for number, x in enumerate(compare.data(rank)):
+            if number == 6:
+                for handle in handles:
+                    handle.remove()
+            optimizer.zero_grad()
+            t.forward(x).square().mean().backward()
+            optimizer.step()
+    return outcome(net, calls)
+
+
+def test_step_hooks_run_once_a_step(two_ranks: RankPool) -> None:
+    results = hold(two_ranks, _step_hooks)
+    assert results["kernel"][0].log.count("pre") == 6
+
+
+def _closure(rank: int, _size: int, policy: str, keyword: bool) -> Outcome:
+    torch.manual_seed(3)
+    net = compare.mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    with trainer(policy, rank, net, optimizer) as t:
+        for x in compare.data(rank):
+
+            def closure(x: torch.Tensor = x) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss: torch.Tensor = t.forward(x).square().mean()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                return loss
+
+            result = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+            t.log.append(result.item())
+    return outcome(net, t.log)
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_step_takes_a_closure(two_ranks: RankPool, keyword: bool) -> None:
+    hold(two_ranks, _closure, keyword)
+
+
+def _two_models(rank: int, _size: int, policy: str) -> Outcome:
+    """One optimizer over two models, each in a context of its own; and a loss's own parameter."""
+    torch.manual_seed(3)
+    a, b = compare.mlp(), compare.mlp(4)
+    optimizer = torch.optim.Adam([*a.parameters(), *b.parameters()], lr=1e-2)
+    with (
+        trainer(policy, rank, a, optimizer) as first,
+        trainer(policy, rank, b, optimizer) as second,
+    ):
+        for x in compare.data(rank):
+            optimizer.zero_grad()
+            second.forward(first.forward(x)).square().mean().backward()
+            optimizer.step()
+    return outcome(nn.ModuleList([a, b]))
+
+
+def test_one_optimizer_over_two_models(two_ranks: RankPool) -> None:
+    hold(two_ranks, _two_models)
+
+
+def _loop_ends_as_it_began(rank: int, _size: int) -> list[Any]:
+    net = compare.mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = lr_scheduler.StepLR(optimizer, 1)
+    before = optimizer.__dict__["step"]
+    with tlsched.schedule(net, optimizer):
+        for x in compare.data(rank, 4):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in net.modules()]
+    return [
+        optimizer.__dict__["step"] is before,
+        sum(hooks),
+        {type(p).__name__ for p in net.parameters()},
+        {type(p.grad).__name__ for p in net.parameters()},
+        "state" in vars(type(optimizer).__mro__[-2]),
+    ]
+
+
+def test_the_context_leaves_model_and_optimizer_as_they_were(two_ranks: RankPool) -> None:
+    for left in two_ranks.run(_loop_ends_as_it_began):
+        assert left == [True, 0, {"Parameter"}, {"Tensor"}, False]
