@@ -74,7 +74,7 @@ class Lane:
                     try:
                         sent.wait(self.timeout_s)
                     except RuntimeError as error:
-                        what = f"sending {self.roster.name(0)}'s parameters on lane {self.index}"
+                        what = f"sending {self.roster.name(0)}'s values on lane {self.index}"
                         raise self.failure(what, error) from error
                     tensor.copy_(whole)
 

@@ -57,7 +57,11 @@ def admit(
             local = parameter.grad
             average = (torch.zeros_like(parameter) if local is None else local) / agreement.size
             average = average.contiguous()
-            lane.all_reduce(average).wait(timeout_s)
+            work = lane.all_reduce(average)
+            try:
+                work.wait(timeout_s)
+            except RuntimeError as error:
+                raise lane.failure("averaging a parameter that joined", error) from error
             parameter.grad = average
 
 
