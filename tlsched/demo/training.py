@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tlsched
 from tlsched.demo import digits
-from tlsched.demo.replay import ReplayedModel, vgg16
+from tlsched.demo.replay import ReplayedModel, ReplayedSGD, vgg16
 
 REPLAY_SCALE = 0.1
 REPLAY_COMPUTE_S = 0.6
@@ -74,7 +74,7 @@ def _train_digits(job: Job, rank: int, size: int) -> Result:
 
 def _train_replay(job: Job) -> Result:
     net = ReplayedModel(vgg16(), compute_s=REPLAY_COMPUTE_S, scale=REPLAY_SCALE)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    optimizer = ReplayedSGD(net.parameters(), lr=1e-3)
     x = torch.ones(1)
     with _around(job, net, optimizer) as (forward, timeline):
         times, loss = _loop(
