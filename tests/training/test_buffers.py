@@ -52,12 +52,12 @@ def _buffered(rank: int, _size: int, policy: str, loop: str) -> Outcome:
                 loss = t.forward(x).square().mean()
             loss.backward()
             optimizer.step()
+            t.log.append([b.clone() for b in net.buffers()])
             if loop == "validation" and number % 3 == 1:
-                net.eval()
+                net.eval()  # DDP sends buffers here, we with the next training forward
                 with torch.no_grad():
                     t.forward(x)
                 net.train()
-            t.log.append([b.clone() for b in net.buffers()])
     return outcome(net, t.log)
 
 

@@ -19,9 +19,6 @@ from tlsched.shim.memory import Memory, undisturbed
 from tlsched.shim.promise import Promise
 from tlsched.shim.reduction import Reduction
 
-# References to a promise that only its bucket holds, counted as in Bucket._kept_by_others().
-_OWN_REFERENCES = 3
-
 
 class Bucket:
     """The gradients of ``parameters`` (one dtype, one device), and their promises.
@@ -56,6 +53,7 @@ class Bucket:
         self._memory = Memory(self.parameters)
         self._take_memory()
         self.promises = tuple(Promise(view, self, i) for i, view in enumerate(self.views))
+        self._own_references = _references(self.promises), _references(self.views)
         self.filled = [False] * len(parameters)
         self.missing = len(parameters)
         self.launched = False
@@ -170,10 +168,15 @@ class Bucket:
         self.flags = self._memory.flags
 
     def _kept_by_others(self) -> bool:
-        """Whether somebody keeps a promise that is no longer its parameter's gradient."""
-        return any(
-            sys.getrefcount(promise) > _OWN_REFERENCES and parameter.grad is not promise
-            for promise, parameter in zip(self.promises, self.parameters, strict=True)
+        """Whether somebody keeps a gradient that is no longer its parameter's."""
+        promises, views = _references(self.promises), _references(self.views)
+        return (promises, views) != self._own_references and any(
+            (
+                promises[index] > self._own_references[0][index]
+                or views[index] > self._own_references[1][index]
+            )
+            and parameter.grad is not self.promises[index]
+            for index, parameter in enumerate(self.parameters)
         )
 
     def _leave_memory(self) -> None:
@@ -229,6 +232,11 @@ class Bucket:
         for parameter in self.due:
             pending.unmark(parameter)
         self.due.clear()
+
+
+def _references(values: tuple[object, ...]) -> list[int]:
+    """How many hold each of ``values``, the tuple and this call included."""
+    return [sys.getrefcount(value) for value in values]
 
 
 class _Settled:

@@ -187,25 +187,32 @@ class Gradients:
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
 
     def _on_gradient(self, parameter: Parameter) -> None:
+        if torch.is_grad_enabled():  # backward(create_graph=True)
+            with torch.no_grad():
+                self._take_in(parameter)
+        else:
+            self._take_in(parameter)
+
+    def _take_in(self, parameter: Parameter) -> None:
         name = self._names[parameter]
         if isinstance(parameter, PendingParameter):
             raise _stale(name)
         if not self.enabled:
             return
-        with torch.no_grad():
+        if not self._round_open:
             self.open_round()
-            if id(parameter) in self._stale:
-                raise _stale(name)
-            self._check(parameter, name)
-            self._fired[name] = self._fired.get(name, 0) + 1
-            if self.learning:
-                self._learn(name)
-                return
-            bucket, index = self.place[parameter]
-            if bucket.launched:
-                self._late.add(bucket.index)
-            elif self._fired[name] >= self.firings.get(name, 1) and bucket.fill(index):
-                self._launch(self.policy.complete(bucket.index))
+        if id(parameter) in self._stale:
+            raise _stale(name)
+        self._check(parameter, name)
+        self._fired[name] = fired = self._fired.get(name, 0) + 1
+        if self.learning:
+            self._learn(name)
+            return
+        bucket, index = self.place[parameter]
+        if bucket.launched:
+            self._late.add(bucket.index)
+        elif fired >= self.firings.get(name, 1) and bucket.fill(index):
+            self._launch(self.policy.complete(bucket.index))
 
     def _check(self, parameter: Parameter, name: str) -> None:
         gradient = parameter.grad
