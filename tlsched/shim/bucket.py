@@ -157,6 +157,7 @@ class Bucket:
     def release(self) -> None:
         """Leave ordinary gradients behind: views of this bucket's memory instead of promises."""
         self._unmark()
+        self.work = None  # a process group lives as long as a work of it
         for parameter, view, promise in zip(
             self.parameters, self.views, self.promises, strict=True
         ):
