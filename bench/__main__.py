@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import classifier, host, record, shaping
+from bench import bucket, classifier, host, overhead, record, shaping
 from bench import step as step_bench
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -63,6 +63,27 @@ def step_command(
     record.save(json_file, "step", rows, lab=lab)
 
 
+@app.command("overhead")
+def overhead_command(rounds: Rounds = 3, json_file: Json = None) -> None:
+    """Speed and memory beside DDP where communication is a tenth of the compute."""
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=2 * rounds + 2)
+        rows = overhead.measure(
+            rounds, lambda what: progress.update(task, advance=1, description=what)
+        )
+    _show("overhead, s/iteration", ("policy", "of_ddp"), "iteration_s", rows, "{:.4f}")
+    _show("overhead, peak MiB", ("policy",), "peak_mib", rows, "{:.0f}")
+    record.save(json_file, "overhead", rows)
+
+
+@app.command("bucket")
+def bucket_command(rounds: Rounds = 5, json_file: Json = None) -> None:
+    """Microseconds of Python that a bucket costs a step."""
+    rows = bucket.measure(rounds)
+    _show("bucket, microseconds", ("what",), "microseconds", rows, "{:.0f}")
+    record.save(json_file, "bucket", rows)
+
+
 @app.command("all")
 def all_command(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = RESULTS,
@@ -71,6 +92,8 @@ def all_command(
     classifier_command(json_file=out / "classifier.json")
     host_command(json_file=out / "host.json")
     shaping_command(json_file=out / "shaping.json")
+    bucket_command(json_file=out / "bucket.json")
+    overhead_command(json_file=out / "overhead.json")
     step_command(json_file=out / "step.json")
 
 

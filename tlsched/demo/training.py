@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,17 +25,24 @@ WARMUP = 4  # two iterations learn, the third still starts without an overlap, o
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is asked to train: ``part`` is real or replay."""
+    """What a rank is asked to train: ``part`` is real or replay.
+
+    ``compute_s`` (seconds an iteration) and ``scale`` (of VGG-16's layer sizes) are the replay's.
+    """
 
     part: str
     policy: str
     iterations: int
     trace: bool = False
+    compute_s: float = REPLAY_COMPUTE_S
+    scale: float = REPLAY_SCALE
 
 
 @dataclass(slots=True)
 class Result:
     """Seconds of each iteration after the warm-up, the last loss and, for real, the accuracy.
+
+    ``peak_bytes`` is the most memory that the process has had resident so far.
 
     ``timeline`` holds a dict a bucket (``bytes``, ``ready_s``, ``sent_s``, ``needed_s``, measured
     from the step() before) of one iteration, when it was asked for.
@@ -43,13 +51,16 @@ class Result:
     iteration_s: list[float]
     loss: float
     accuracy: float | None = None
+    peak_bytes: int = 0
     timeline: list[dict[str, float]] = field(default_factory=list)
 
 
 def train(job: Job, rank: int, size: int) -> Result:
     """Do ``job`` as one of ``size`` ranks."""
     torch.manual_seed(1)
-    return _train_digits(job, rank, size) if job.part == "real" else _train_replay(job)
+    result = _train_digits(job, rank, size) if job.part == "real" else _train_replay(job)
+    result.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return result
 
 
 def _train_digits(job: Job, rank: int, size: int) -> Result:
@@ -73,7 +84,7 @@ def _train_digits(job: Job, rank: int, size: int) -> Result:
 
 
 def _train_replay(job: Job) -> Result:
-    net = ReplayedModel(vgg16(), compute_s=REPLAY_COMPUTE_S, scale=REPLAY_SCALE)
+    net = ReplayedModel(vgg16(), compute_s=job.compute_s, scale=job.scale)
     optimizer = ReplayedSGD(net.parameters(), lr=1e-3)
     x = torch.ones(1)
     with _around(job, net, optimizer) as (forward, timeline):
