@@ -65,6 +65,13 @@ def mlp(width: int = 16) -> Any:
     return nn.Sequential(nn.Linear(width, 24), nn.Tanh(), nn.Linear(24, 4))
 
 
+class Wide(nn.Sequential):
+    """Two buckets, since a bucket of all parameters would not be a part."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(16, 600), nn.Tanh(), nn.Linear(600, 300), nn.Linear(300, 4))
+
+
 @dataclass
 class Outcome:
     """What one rank brings home."""
