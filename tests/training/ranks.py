@@ -7,10 +7,13 @@ group of its own. A pool in which a rank failed is thrown away.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import queue
+import signal
 import socket
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +23,8 @@ import torch
 import torch.distributed as dist
 
 Body = Callable[..., Any]
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 _context = multiprocessing.get_context("spawn")
 
@@ -54,9 +59,10 @@ class RankPool:
             requests.put((body, args, port))
         values: dict[int, Any] = {}
         self.broken = True
+        end_s = time.monotonic() + timeout_s
         try:
             while len(values) < self.size - dying:
-                rank, value, error = self._results.get(timeout=timeout_s)
+                rank, value, error = self._next_result(end_s, dying)
                 if error is not None:
                     raise RankError(f"rank {rank}:\n{error}")
                 values[rank] = value
@@ -65,6 +71,19 @@ class RankPool:
             raise RankError(f"ranks {missing} gave no result within {timeout_s} s") from None
         self.broken = dying > 0
         return [values.get(rank) for rank in range(self.size)]
+
+    def _next_result(self, end_s: float, dying: int) -> tuple[int, Any, str | None]:
+        """Raises queue.Empty at ``end_s``, or RankError once more than ``dying`` ranks are dead."""
+        while True:
+            dead = [rank for rank, process in enumerate(self.processes) if not process.is_alive()]
+            left_s = end_s - time.monotonic()
+            try:
+                return self._results.get(timeout=max(0.0, min(1.0, left_s)))
+            except queue.Empty:
+                if len(dead) > dying:
+                    raise RankError(f"ranks {dead} ended without a result") from None
+                if left_s <= 0:
+                    raise
 
     def close(self) -> None:
         """End the processes."""
@@ -97,6 +116,7 @@ def free_port() -> int:
 
 
 def _serve(rank: int, size: int, requests: Any, results: Any) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the tests are killed
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
