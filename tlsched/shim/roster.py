@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -72,12 +72,17 @@ class Roster:
         note: Note | None = self._read(f"left/{rank}")
         return note
 
-    def who_broke(self, suspect: int | None) -> str:
-        """Who is to blame for a broken connection to ``suspect``, in words."""
+    def who_broke(self, suspect: int | None, gone: Container[int] = ()) -> str:
+        """Who is to blame for a broken connection to ``suspect``, in words.
+
+        ``gone`` are the ranks whose connections are closed. Without the store nobody's note can be
+        read; and if rank 0, which keeps it by default, has gone with it, it went first.
+        """
         try:
             notes = self._ask(lambda _: self._notes(), ANSWER_S)
         except StoreError:
             notes = {}
+            suspect = 0 if 0 in gone else suspect
         if suspect is None:
             suspect = min(notes, key=lambda rank: notes[rank].blamed is not None, default=None)
         if suspect is None:
