@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tlsched.errors import TrainingError
 from tlsched.planning.plan import make_plan
-from tlsched.planning.policies import make_policy
+from tlsched.planning.policies import in_one_order, make_policy
 from tlsched.shim import compiled, learning, membership, reads
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.bucket import Bucket
@@ -272,8 +272,9 @@ class Engine:
         plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
         membership.refuse_different(mine, plan)
         learned.close()
+        policy = make_policy(self._policy_name, plan)
         self.gradients = self._new_gradients(
-            make_policy(self._policy_name, plan),
+            in_one_order(policy) if self._lanes[0].transport.one_order else policy,
             learning=False,
             firings=firings,
             trace=self.trace,

@@ -28,12 +28,9 @@ from tlsched.shim import sockets
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.reduction import Reduction
 from tlsched.shim.roster import Roster
+from tlsched.shim.transport import GLOO, Transport
 
-# What one gloo group costs a process besides its N-1 sockets: a listener, epoll and event files.
-FDS_BESIDE_PEERS = 4
 _SPARE_FDS = 16  # for the store's and the program's own passing needs
-# All ranks are known to be there when lanes open, and gloo's constructor hears no Ctrl-C.
-_CONNECT_S = 60.0
 # What gloo says when its timer ran out, and of a pair that it closed for that reason.
 _TIME_IS_UP = ("Timed out waiting", "Application timeout")
 _ABORT_S = 2.0  # what was cut has failed long before
@@ -41,17 +38,21 @@ _ABORT_S = 2.0  # what was cut has failed long before
 
 @dataclass(slots=True)
 class Lane:
-    """A gloo process group and its connections, by rank; ``band`` is None when it is not marked.
+    """A process group and its connections; ``band`` is None when it is not marked.
 
+    ``marked`` are the sockets for the lane's marks. ``connections`` tells them by rank where a
+    lane has one for each (see :class:`~tlsched.shim.transport.Transport`), and is empty otherwise.
     The group is made without torch's registry of groups: new_group() reuses a name after
     destroy_process_group(), and with the name the addresses that the store still holds.
     """
 
     index: int
-    group: Any  # dist.ProcessGroupGloo, whose collectives torch's stubs lack; None once closed
+    group: Any  # a c10d backend, whose collectives torch's stubs lack; None once closed
     connections: dict[int, sockets.Connection]
+    marked: tuple[sockets.Connection, ...]
     roster: Roster
     timeout_s: float
+    transport: Transport = GLOO
     band: Band | None = None
     _sum: dist.AllreduceOptions = field(default_factory=dist.AllreduceOptions)
     _from_rank_0: dist.BroadcastOptions = field(default_factory=dist.BroadcastOptions)
@@ -84,7 +85,8 @@ class Lane:
         if any(words in text for words in _TIME_IS_UP):
             who = self.roster.who_is_silent(self.index, self.timeout_s)
         else:
-            who = self.roster.who_broke(self.rank_of(text))
+            gone = {r for r, c in self.connections.items() if not sockets.alive(c)}
+            who = self.roster.who_broke(self.rank_of(text), gone)
         return CommunicationError(
             f"{what} failed: {who}",
             hint="see that rank's own error; every rank must run the same number of backwards",
@@ -114,6 +116,7 @@ class Lane:
         if abort:
             for connection in self.connections.values():
                 sockets.cut(connection)
+            self.transport.abort(self.group)
         end_s = time.monotonic() + (_ABORT_S if abort else 0.0)
         left: list[Any] = [self.group]
         for reduction in list(self._running):
@@ -122,6 +125,7 @@ class Lane:
             if stuck:
                 left.append(work)
             del work
+        self.transport.leave(self.group)
         self.group = None
         if left[1:]:
             threading.Thread(target=left.clear, name="tlsched lane", daemon=True).start()
@@ -140,22 +144,22 @@ class Lane:
 
     def _watched(self, work: dist.Work) -> Reduction:
         self.roster.started[self.index] += 1
-        reduction = Reduction(work, self.roster, self._broken)
+        reduction = Reduction(self.transport.running(work), self.roster, self._broken)
         self._running.add(reduction)
         return reduction
 
 
-def open_lanes(agreement: Agreement, count: int) -> list[Lane]:
-    """Make ``count`` lanes over all ranks of ``agreement``.
+def open_lanes(agreement: Agreement, count: int, transport: Transport = GLOO) -> list[Lane]:
+    """Make ``count`` lanes over all ranks of ``agreement``, in one order on all of them.
 
     Raises CommunicationError, on all ranks, when one of them lacks file descriptors.
     """
-    _require_fds(agreement, count)
+    _require_fds(agreement, count, count * transport.fds_a_lane(agreement.size) + _SPARE_FDS)
     agreement.roster.started = [0] * count
     lanes: list[Lane] = []
     try:
         for index in range(count):
-            lanes.append(_open_lane(agreement, index))  # noqa: PERF401  # what is open is closed
+            lanes.append(_open_lane(agreement, index, transport))  # noqa: PERF401  # what is open is closed
     except BaseException:
         for lane in lanes:
             lane.close(abort=True)
@@ -163,9 +167,8 @@ def open_lanes(agreement: Agreement, count: int) -> list[Lane]:
     return lanes
 
 
-def _require_fds(agreement: Agreement, count: int) -> None:
+def _require_fds(agreement: Agreement, count: int, needed: int) -> None:
     """Ask before anything is opened: gloo aborts or hangs where an accept() fails."""
-    needed = count * (agreement.size - 1 + FDS_BESIDE_PEERS) + _SPARE_FDS
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = limit - len(os.listdir("/proc/self/fd")) if limit != resource.RLIM_INFINITY else needed
     for rank, theirs in enumerate(agreement.gather("room for file descriptors", room)):
@@ -182,7 +185,7 @@ def mark_lanes(agreement: Agreement, lanes: Sequence[Lane], bands: Sequence[Band
 
     Returns None, or the first rank's reason (the same answer on every rank).
     """
-    reason = _why_not(agreement, lanes) or _mark(lanes, bands)
+    reason = lanes[0].transport.why_unmarked(agreement, lanes) or _mark(lanes, bands)
     reasons = agreement.gather("lanes' marks", reason)
     for rank, text in enumerate(reasons):
         if text is not None:
@@ -192,31 +195,20 @@ def mark_lanes(agreement: Agreement, lanes: Sequence[Lane], bands: Sequence[Band
     return None
 
 
-def _why_not(agreement: Agreement, lanes: Sequence[Lane]) -> str | None:
-    for lane in lanes:
-        if len(lane.connections) != agreement.size - 1:
-            return f"lane {lane.index}'s sockets cannot be told from others (is there NAT?)"
-    return None
-
-
 def _mark(lanes: Sequence[Lane], bands: Sequence[Band]) -> str | None:
     try:
         for lane, band in zip(lanes, bands, strict=True):
-            for connection in lane.connections.values():
+            for connection in lane.marked:
                 sockets.mark(connection, band)
     except OSError as error:
         return f"the kernel refuses a mark ({error.strerror})"
     return None
 
 
-def _open_lane(agreement: Agreement, index: int) -> Lane:
-    def make() -> dist.ProcessGroupGloo:
-        return dist.ProcessGroupGloo(
-            agreement.substore(f"lane{index}"),
-            agreement.rank,
-            agreement.size,
-            datetime.timedelta(seconds=min(agreement.timeout_s, _CONNECT_S)),
-        )
+def _open_lane(agreement: Agreement, index: int, transport: Transport) -> Lane:
+    def make() -> Any:
+        store = agreement.substore(f"lane{index}")
+        return transport.make(store, agreement.rank, agreement.size, agreement.timeout_s, index)
 
     try:
         group, connections = sockets.sockets_made_by(make)
@@ -224,13 +216,16 @@ def _open_lane(agreement: Agreement, index: int) -> Lane:
         raise CommunicationError(
             f"lane {index} could not be opened ({_first_line(error)})",
             hint="see the other ranks' errors; all ranks need an interface on which they reach "
-            "each other (see GLOO_SOCKET_IFNAME)",
+            f"each other (see {transport.name.upper()}_SOCKET_IFNAME)",
         ) from error
     pairs = agreement.gather("lane's addresses", [(c.local, c.peer) for c in connections])
-    found = sockets.mirrored(connections, pairs, agreement.rank)
-    for connection in found.values():
+    found = sockets.shared(connections, pairs, agreement.rank)
+    by_rank = sockets.one_each(found) if transport.one_socket_a_peer else {}
+    marked = tuple(by_rank.values() if transport.one_socket_a_peer else (c for _, c in found))
+    for connection in marked:
         os.set_inheritable(connection.fd, False)  # a program that outlives us would keep it open
-    return Lane(index, group, found, agreement.roster, agreement.timeout_s)
+    roster, timeout_s = agreement.roster, agreement.timeout_s
+    return Lane(index, group, by_rank, marked, roster, timeout_s, transport)
 
 
 def _first_line(error: BaseException) -> str:

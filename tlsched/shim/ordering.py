@@ -15,6 +15,17 @@ from tlsched.bands import MAJOR
 TIMEOUT_S = 5.0
 
 
+def what_orders_nothing(pairs: Iterable[tuple[str, str]]) -> str | None:
+    """What to say of the interfaces in :func:`unordered_interfaces`, None when there is none."""
+    interfaces = unordered_interfaces(pairs)
+    if not interfaces:
+        return None
+    return (
+        f"the kernel does not order the lanes on {', '.join(interfaces)}: "
+        f"run `tlsched attach --iface {interfaces[0]} --rate …` there as root"
+    )
+
+
 def unordered_interfaces(pairs: Iterable[tuple[str, str]]) -> list[str] | None:
     """Names of the interfaces that connections leave by and that carry no tlsched tree.
 

@@ -44,26 +44,30 @@ def sockets_made_by(make: Callable[[], T]) -> tuple[T, list[Connection]]:
     return made, [c for c in after if (c.fd, c.local, c.peer) not in before]
 
 
-def mirrored(
+def shared(
     mine: Sequence[Connection],
     pairs_of_ranks: Sequence[Sequence[tuple[Address, Address]]],
     rank: int,
-) -> dict[int, Connection]:
-    """For each other rank the one connection of ``mine`` whose other end that rank holds.
+) -> list[tuple[int, Connection]]:
+    """The connections of ``mine`` whose other end another rank holds, each with that rank.
 
     ``pairs_of_ranks[r]`` lists rank r's (local, peer) addresses. A pair that more than one rank
-    mirrors, or a rank with two connections, is left out: it cannot be told whose it is.
+    mirrors is left out: it cannot be told whose it is.
     """
     holders: dict[tuple[Address, Address], list[int]] = {}
     for other, pairs in enumerate(pairs_of_ranks):
         if other != rank:
             for local, peer in pairs:
                 holders.setdefault((peer, local), []).append(other)
-    found = [
+    return [
         (holders[key][0], connection)
         for connection in mine
         if len(holders.get(key := (connection.local, connection.peer), ())) == 1
     ]
+
+
+def one_each(found: Sequence[tuple[int, Connection]]) -> dict[int, Connection]:
+    """By rank, without the ranks that have two: it cannot be told which is the lane's."""
     times = Counter(other for other, _ in found)
     return {other: connection for other, connection in found if times[other] == 1}
 

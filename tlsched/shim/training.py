@@ -29,13 +29,15 @@ from tlsched.planning.plan import Plan
 from tlsched.planning.policies import POLICIES
 from tlsched.shim import reads, report
 from tlsched.shim.agreement import Agreement, model_signature
+from tlsched.shim.backends import choose_backend
 from tlsched.shim.buffers import Buffers
 from tlsched.shim.engine import Engine
 from tlsched.shim.gradients import Gradients
 from tlsched.shim.lanes import Lane, mark_lanes, open_lanes
-from tlsched.shim.ordering import unordered_interfaces
+from tlsched.shim.ordering import what_orders_nothing
 from tlsched.shim.separable import refuse_unsuitable
 from tlsched.shim.trace import Trace
+from tlsched.shim.transport import Transport
 
 # How long the updates that step() promised may still take when training ends with an exception.
 FINISH_S = 5.0
@@ -52,6 +54,7 @@ def schedule(
     broadcast_buffers: bool = True,
     strict: bool = False,
     trace: bool = False,
+    backend: str | None = None,
 ) -> Run:
     """Train ``model`` data-parallel over ``process_group`` (default: all ranks).
 
@@ -65,6 +68,7 @@ def schedule(
     - ``strict``: raise, naming it, when a parameter whose update is due is read in a place that
       never read it while tlsched learned; otherwise that read waits.
     - ``trace``: record when each bucket was ready, sent and needed (``run.trace``).
+    - ``backend``: ``gloo`` or ``nccl``; by default the latter when the parameters live on CUDA.
 
     Raises ConfigError for a bad argument and ModelRefused for what cannot be trained this way, both
     before anything is changed.
@@ -91,11 +95,14 @@ def schedule(
             hint='call torch.distributed.init_process_group("gloo") first, for instance under '
             "torchrun",
         )
-    lane_bands(dscps)  # complains about bad ones
+    bands = lane_bands(dscps)
+    count = LANE_COUNT if policy in ("kernel", "lanes") else 1
+    transport = choose_backend(model, backend, count, bands if policy == "kernel" else ())
     return Run(
         model,
         optimizers,
         policy,
+        transport,
         process_group,
         tuple(dscps),
         timeout_s,
@@ -113,6 +120,7 @@ class Run:
         model: Module,
         optimizers: list[Optimizer],
         policy: str,
+        transport: Transport,
         process_group: dist.ProcessGroup | None,
         dscps: tuple[int, ...],
         timeout_s: float,
@@ -124,6 +132,7 @@ class Run:
         self.policy_name = policy
         self.trace: Trace | None = Trace() if trace else None
         self._given_optimizers = optimizers
+        self._transport = transport
         self._process_group = process_group
         self._dscps = dscps
         self._timeout_s = timeout_s
@@ -203,10 +212,14 @@ class Run:
         group = self._process_group or dist.group.WORLD
         assert group is not None
         self._agreement = agreement = Agreement(group, self._timeout_s)
-        agreement.require_same("policy", [self.policy_name, f"DSCPs {self._dscps}"])
+        transport = self._transport
+        settings = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
+        agreement.require_same("policy", settings)
         agreement.require_same("model", model_signature(self.model))
         count = LANE_COUNT if self.policy_name in ("kernel", "lanes") else 1
-        self._lanes = open_lanes(agreement, count)
+        self._lanes = open_lanes(agreement, count, transport)
+        for finding in transport.findings():
+            self._say(finding)
         if self.policy_name == "kernel":
             self._mark(agreement)
         self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
@@ -230,14 +243,9 @@ class Run:
         if why_not is not None:
             self._say(f"the lanes are not marked, so the kernel cannot order them: {why_not}")
             return
-        interfaces = unordered_interfaces(
-            {(c.local[0], c.peer[0]) for lane in self._lanes for c in lane.connections.values()}
-        )
-        if interfaces:
-            self._say(
-                f"the kernel does not order the lanes on {', '.join(interfaces)}: "
-                f"run `tlsched attach --iface {interfaces[0]} --rate …` there as root"
-            )
+        pairs = {(c.local[0], c.peer[0]) for lane in self._lanes for c in lane.marked}
+        if advice := what_orders_nothing(pairs):
+            self._say(advice)
 
     def _say(self, text: str) -> None:
         """Tell the user once."""

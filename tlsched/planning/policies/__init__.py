@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tlsched.errors import ConfigError
 from tlsched.planning.plan import Plan
-from tlsched.planning.policies.base import Policy, Send
+from tlsched.planning.policies.base import Policy, Send, in_one_order
 from tlsched.planning.policies.fifo import fifo
 from tlsched.planning.policies.kernel import kernel, lanes
 from tlsched.planning.policies.sync import sync
@@ -23,7 +23,7 @@ POLICIES: dict[str, Callable[[Plan], Policy]] = {
     "kernel": kernel,
 }
 
-__all__ = ["POLICIES", "Policy", "Send", "make_policy"]
+__all__ = ["POLICIES", "Policy", "Send", "in_one_order", "make_policy"]
 
 
 def make_policy(name: str, plan: Plan) -> Policy:

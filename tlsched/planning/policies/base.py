@@ -24,12 +24,14 @@ class Policy:
     until those before it in its lane are complete, as DistributedDataParallel does.
 
     ``barrier`` tells that step() waits for everything; ``tagged`` that lanes carry marks.
+    ``one_order`` makes the launch order hold across lanes too: see :func:`in_one_order`.
     """
 
-    def __init__(self, plan: Plan, *, barrier: bool, tagged: bool) -> None:
+    def __init__(self, plan: Plan, *, barrier: bool, tagged: bool, one_order: bool = False) -> None:
         self.plan = plan
         self.barrier = barrier
         self.tagged = tagged
+        self.one_order = one_order
         self._waiting: dict[int, deque[int]] = {}
         self._complete: set[int] = set()
         self.start_round()
@@ -38,15 +40,29 @@ class Policy:
         """Forget what was complete: a new backward begins."""
         self._waiting = {}
         for bucket in self.plan.launch_order:
-            self._waiting.setdefault(self.plan.buckets[bucket].lane, deque()).append(bucket)
+            self._waiting.setdefault(self._line(bucket), deque()).append(bucket)
         self._complete.clear()
 
     def complete(self, bucket: int) -> list[Send]:
         """``bucket``'s gradient is complete: the buckets that its lane can take now."""
         self._complete.add(bucket)
-        lane = self.plan.buckets[bucket].lane
-        queue = self._waiting[lane]
+        queue = self._waiting[self._line(bucket)]
         sends: list[Send] = []
         while queue and queue[0] in self._complete:
-            sends.append(Send(queue.popleft(), lane))
+            first = queue.popleft()
+            sends.append(Send(first, self.plan.buckets[first].lane))
         return sends
+
+    def _line(self, bucket: int) -> int:
+        """The number of the queue in which ``bucket`` waits for those before it."""
+        return 0 if self.one_order else self.plan.buckets[bucket].lane
+
+
+def in_one_order(policy: Policy) -> Policy:
+    """``policy`` with all lanes launched in the one order of its plan.
+
+    For backends whose groups are not independent: NCCL's communicators on one GPU may block each
+    other unless all ranks launch them in the same order (NCCL user guide, "Using multiple NCCL
+    communicators concurrently"). A bucket that is early waits for those of other lanes as well.
+    """
+    return Policy(policy.plan, barrier=policy.barrier, tagged=policy.tagged, one_order=True)
