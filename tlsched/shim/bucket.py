@@ -25,7 +25,8 @@ class Bucket:
 
     ``wait`` turns a running all-reduce into a result or an error that names this bucket;
     ``on_late_read`` hears of a parameter that is read while its update is due, where no guard
-    stands, and may raise. ``at_once`` counts for each reason how often the update was not left due.
+    stands, and may raise. ``at_once`` counts for each reason how often the update was not left due;
+    ``torn`` tells that an update ended half-way.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Bucket:
         self.work: Reduction | None = None
         self.updates: list[Callable[[], object]] = []
         self.due: list[Parameter] = []
+        self.torn = False
         self.lane = 0
         self._wait = wait
         self._on_late_read = on_late_read
@@ -225,9 +227,11 @@ class Bucket:
         if not self.updates:
             return
         updates, self.updates = self.updates, []
+        self.torn = True  # until all are done: an update that is cut short cannot be repeated
         with undisturbed():
             for update in updates:
                 update()
+        self.torn = False
 
     def _unmark(self) -> None:
         for parameter in self.due:

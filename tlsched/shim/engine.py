@@ -86,9 +86,12 @@ class Engine:
 
     def close(self) -> None:
         """Leave ordinary gradients behind. Waits for nobody."""
+        self.sparse.close()
+        self._leave_gradients()
+
+    def _leave_gradients(self) -> None:
         for hook in self._joining:
             hook.remove()
-        self.sparse.close()
         self.gradients.close()
 
     @property
@@ -163,6 +166,20 @@ class Engine:
             self.flush()
         else:
             self.gradients.settle(self.eager)
+
+    def backward_ended(self) -> None:
+        """See :class:`tlsched.shim.backward.Listener`."""
+        if self.gradients.round_open:
+            self.gradients.close_round()
+            self.after_backward()
+
+    def backward_failed(self) -> None:
+        """See :class:`tlsched.shim.backward.Listener`."""
+        self.gradients.abandon_round()
+
+    def agree(self, what: str, lines: Sequence[str]) -> None:
+        """See :class:`tlsched.shim.gradients.Watcher`."""
+        self._agreement.require_same(what, lines)
 
     def after_backward(self) -> None:
         """See :class:`tlsched.shim.gradients.Watcher`."""
@@ -241,7 +258,7 @@ class Engine:
         self.flush()
         enabled = self.gradients.enabled
         self.stop_watching()
-        self.close()
+        self._leave_gradients()
         membership.admit(self._agreement, self._lanes[0], joined, self._timeout_s)
         self.say(f"{', '.join(joined.values())} joined what is trained: learning again")
         self._begin_to_learn()

@@ -37,6 +37,9 @@ class Watcher(Protocol):
     def say(self, text: str) -> None:
         """Tell the user once."""
 
+    def agree(self, what: str, lines: Sequence[str]) -> None:
+        """Raise unless every rank calls this with the same ``lines``."""
+
 
 class AveragesLater(Protocol):
     """Gradients that are in no bucket."""
@@ -93,6 +96,7 @@ class Gradients:
         self._sparse = sparse
         self._trace = trace
         self._round_open = False
+        self._failed = False
         self._fired: dict[str, int] = {}
         self._late: set[int] = set()
         self._stale: set[int] = set()
@@ -149,15 +153,20 @@ class Gradients:
                 work is None or work.ends_within(max(0.0, end_s - time.monotonic()))
             ):
                 bucket.settle()
-            dropped += bool(bucket.updates)
+            dropped += bool(bucket.updates) or bucket.torn
             bucket.drop_updates()
         return dropped
 
     def close_round(self) -> None:
         """Launch what backward did not reach, in the order that all ranks share."""
+        self._refuse_after_failure()
         if not self._round_open:
             return
         self._round_open = False
+        if self._late:
+            # They cost a second average each, which would meet another bucket's on ranks that have
+            # none; those ranks do not answer here.
+            self._watcher.agree("gradients that came late", [str(i) for i in sorted(self._late)])
         with torch.no_grad():
             for index in self.policy.plan.launch_order:
                 bucket = self.buckets[index]
@@ -173,8 +182,22 @@ class Gradients:
                 if not bucket.everywhere_used:
                     bucket.settle()
 
+    def abandon_round(self) -> None:
+        """Backward raised. What it has launched is under way, on the other ranks too."""
+        self._failed = self._failed or self._round_open
+        self._round_open = False
+
+    def _refuse_after_failure(self) -> None:
+        if self._failed:
+            raise TrainingError(
+                "the last backward ended with an exception half-way, so this rank may be out of "
+                "step with the others",
+                hint="leave the context and enter it again, on all ranks",
+            )
+
     def open_round(self) -> None:
         """A backward has begun to accumulate; harmless when that is known."""
+        self._refuse_after_failure()
         if self._round_open:
             return
         self._round_open = True
@@ -235,6 +258,11 @@ class Gradients:
                 "gradients of gradients are not averaged: what is computed from p.grad after "
                 "backward(create_graph=True) belongs to this rank only"
             )
+
+    @property
+    def round_open(self) -> bool:
+        """Whether a backward has begun that has not been closed."""
+        return self._round_open
 
     def _on_backward_end(self) -> None:
         # Reentrant checkpointing runs a backward inside a backward node; only the outermost closes.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import torch
 from torch.nn import Module, Parameter
 
-from tlsched.errors import TrainingError
+from tlsched.errors import ModelRefused, TrainingError
 from tlsched.planning.plan import Plan
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.gradients import Hook, on_accumulation
@@ -28,6 +28,23 @@ def trained(
         else:
             frozen.append(parameter)
     return names, frozen
+
+
+def refuse_unsuitable(model: Module) -> None:
+    """Raise ModelRefused for a model whose parameters cannot be trained this way."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelRefused(
+            "the model has no parameter that requires a gradient",
+            hint="call the model without tlsched.schedule(), or unfreeze some of it",
+        )
+    for name, parameter in model.named_parameters():
+        # Left by torch.distributed.optim's _apply_optimizer_in_backward, which steps in a hook.
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise ModelRefused(
+                f"{name} is updated inside backward, before its gradient is averaged",
+                hint="leave out _apply_optimizer_in_backward; tlsched updates each bucket as it "
+                "arrives",
+            )
 
 
 def watch(frozen: Sequence[Parameter], call: Callable[[], None]) -> list[Hook]:

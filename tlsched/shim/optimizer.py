@@ -75,6 +75,9 @@ class DeferredOptimizer:
         self._route: dict[Bucket, list[_Member]] = {}
         self._outside: list[tuple[int, Parameter]] = []
         self._had_step = optimizer.__dict__.get("step")
+        self._replaced = self._had_step is not None and not hasattr(
+            self._had_step, "_wrapped_by_lr_sched"
+        )
         self._original_step = optimizer.step
         self._active = True
         self._step = types.MethodType(self._as_method(), optimizer)
@@ -122,6 +125,8 @@ class DeferredOptimizer:
     def _request(self, *args: Any, **kwargs: Any) -> Any:
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # LR schedulers look for it
         whole = self.separability.why_whole
+        if self._replaced:
+            whole = "somebody put a step() of his own on the optimizer"
         closure = kwargs["closure"] if len(kwargs) == 1 and "closure" in kwargs else None
         if len(args) == 1 and not kwargs and (args[0] is None or callable(args[0])):
             closure = args[0]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
+
+KEPT = 100
 
 
 @dataclass(slots=True)
@@ -23,10 +26,10 @@ class Iteration:
 
 
 class Trace:
-    """The iterations since the plan was made, the current one last."""
+    """The last KEPT iterations, those of learning included, the current one last."""
 
     def __init__(self) -> None:
-        self.iterations = [Iteration(time.perf_counter())]
+        self.iterations = deque([Iteration(time.perf_counter())], maxlen=KEPT)
 
     def ready(self, bucket: int, future: torch.futures.Future[object]) -> None:
         """``bucket`` is handed to its lane; ``future`` completes when its average is there."""

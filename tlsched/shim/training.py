@@ -24,10 +24,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from tlsched.bands import DEFAULT_DSCPS, LANE_COUNT, lane_bands
-from tlsched.errors import CommunicationError, ConfigError, ModelRefused, TrainingError
+from tlsched.errors import CommunicationError, ConfigError, TrainingError
 from tlsched.planning.plan import Plan
 from tlsched.planning.policies import POLICIES
-from tlsched.shim import reads, report
+from tlsched.shim import backward, membership, reads, report
 from tlsched.shim.agreement import Agreement, model_signature
 from tlsched.shim.backends import choose_backend
 from tlsched.shim.buffers import Buffers
@@ -84,11 +84,7 @@ def schedule(
         raise ConfigError("no optimizer was given", hint="pass the one that the loop steps")
     for one in optimizers:
         refuse_unsuitable(one)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelRefused(
-            "the model has no parameter that requires a gradient",
-            hint="call the model without tlsched.schedule(), or unfreeze some of it",
-        )
+    membership.refuse_unsuitable(model)
     if not dist.is_initialized():
         raise ConfigError(
             "torch.distributed is not initialised",
@@ -214,6 +210,7 @@ class Run:
         self._agreement = agreement = Agreement(group, self._timeout_s)
         transport = self._transport
         settings = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
+        settings.append(f"broadcast_buffers {self._broadcast_buffers}")
         agreement.require_same("policy", settings)
         agreement.require_same("model", model_signature(self.model))
         count = LANE_COUNT if self.policy_name in ("kernel", "lanes") else 1
@@ -237,6 +234,7 @@ class Run:
             self._buffers = Buffers(self.model, self._lanes[0], lambda: engine.backwards)
         engine.start(self._given_optimizers)
         reads.watch(engine)
+        backward.watch(engine)
 
     def _mark(self, agreement: Agreement) -> None:
         why_not = mark_lanes(agreement, self._lanes, lane_bands(self._dscps))
@@ -277,6 +275,7 @@ class Run:
                     parts.callback(self._finish, engine.gradients, error)
                 parts.callback(engine.stop_watching)
                 parts.callback(reads.unwatch, engine)
+                parts.callback(backward.unwatch, engine)
             if self._buffers is not None:
                 parts.callback(self._buffers.close)
         self._forget()
