@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tlsched.errors import FeatureMissing
+from tlsched.errors import ConfigError, FeatureMissing
 
 
 def register(app: typer.Typer) -> None:
@@ -32,12 +33,19 @@ def demo(
     network on digits, then replays VGG-16's layer sizes at a tenth with the compute slept. Takes
     about three minutes and leaves nothing behind but OUT/demo.json and OUT/demo.png.
     """
-    try:
-        from tlsched.demo import report, run
-    except ImportError as error:
+    missing = [name for name in ("torch", "sklearn", "matplotlib") if find_spec(name) is None]
+    if missing:
         raise FeatureMissing(
-            f"the demonstration needs {error.name}", hint="pip install 'tlsched[demo]'"
+            f"the demonstration needs {', '.join(missing)}", hint="pip install 'tlsched[demo]'"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be made ({error.strerror})", hint="name another folder with --out"
         ) from None
+    from tlsched.demo import report, run
+
     console = Console(stderr=as_json)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

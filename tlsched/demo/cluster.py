@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 from tlsched.demo.training import Job, Result
 from tlsched.errors import LabError, TrainingError
@@ -25,41 +26,32 @@ JOB_TIMEOUT_S = 180.0
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
+@dataclass(slots=True)
+class _Worker:
+    """A rank's process, which reads jobs and writes results, and what it says beside that."""
+
+    process: subprocess.Popen[str]
+    log: IO[str]
+
+    def last_words(self) -> str:
+        """The last line of its standard error."""
+        self.log.seek(0)
+        lines = self.log.read().strip().splitlines()
+        return lines[-1] if lines else "nothing"
+
+
 class Cluster:
     """One worker process on every host of ``lab``. Use as a context manager."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
-        self._workers: list[subprocess.Popen[str]] = []
-        self._log: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
+        self._workers: list[_Worker] = []
         self._attached = False
 
     def __enter__(self) -> Cluster:
         """Start the workers."""
-        for rank, host in enumerate(self._lab.hosts):
-            environment = (
-                os.environ
-                | {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(len(self._lab.hosts)),
-                    "MASTER_ADDR": self._lab.hosts[0].ipv4,
-                    "MASTER_PORT": str(MASTER_PORT),
-                    "GLOO_SOCKET_IFNAME": host.iface,
-                    "OMP_NUM_THREADS": "1",
-                }
-                | KEEP_MEMORY
-            )
-            self._workers.append(
-                self._lab.popen(
-                    rank,
-                    [sys.executable, "-m", "tlsched.demo.worker"],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._log,
-                    text=True,
-                )
-            )
+        for rank in range(len(self._lab.hosts)):
+            self._workers.append(self._start(rank))
         return self
 
     def __exit__(
@@ -68,48 +60,81 @@ class Cluster:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the workers; the lab ends whatever does not."""
+        """End the workers and leave the links as they were; the lab ends whatever does not."""
         for worker in self._workers:
-            assert worker.stdin is not None
+            assert worker.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                worker.stdin.close()
+                worker.process.stdin.close()
         for worker in self._workers:
             try:
-                worker.wait(timeout=10 if kind is None else 0.1)
+                worker.process.wait(timeout=10 if kind is None else 0.1)
             except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
-        self._log.close()
+                worker.process.kill()
+                worker.process.wait()
+            worker.log.close()
+        if kind is None:
+            self._order_links(ordered=False)
 
     def train(self, job: Job) -> list[Result]:
         """Every rank's result of ``job``. Raises TrainingError when one fails or takes too long."""
         self._order_links(ordered=job.policy == "kernel")
         line = json.dumps(asdict(job)) + "\n"
-        for worker in self._workers:
-            assert worker.stdin is not None
+        for rank, worker in enumerate(self._workers):
+            assert worker.process.stdin is not None
             try:
-                worker.stdin.write(line)
-                worker.stdin.flush()
+                worker.process.stdin.write(line)
+                worker.process.stdin.flush()
             except BrokenPipeError:
-                raise self._failure(f"a rank ended before {job.part}/{job.policy}") from None
-        return [
-            Result(**json.loads(self._answer(rank, worker, job)))
-            for rank, worker in enumerate(self._workers)
-        ]
+                raise self._failure(rank, "ended", job) from None
+        return [Result(**json.loads(answer)) for answer in self._answers(job)]
 
-    def _answer(self, rank: int, worker: subprocess.Popen[str], job: Job) -> str:
-        assert worker.stdout is not None
-        readable, _, _ = select.select([worker.stdout], [], [], JOB_TIMEOUT_S)
-        line = worker.stdout.readline() if readable else ""
-        if not line:
-            why = "ended" if readable else f"did not answer within {JOB_TIMEOUT_S:g} s"
-            raise self._failure(f"rank {rank} {why} while training {job.part}/{job.policy}")
-        return line
+    def _start(self, rank: int) -> _Worker:
+        environment = os.environ | {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self._lab.hosts)),
+            "MASTER_ADDR": self._lab.hosts[0].ipv4,
+            "MASTER_PORT": str(MASTER_PORT),
+            "GLOO_SOCKET_IFNAME": self._lab.hosts[rank].iface,
+            "OMP_NUM_THREADS": "1",
+        }
+        log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  # closed by __exit__
+        process = self._lab.popen(
+            rank,
+            [sys.executable, "-m", "tlsched.demo.worker"],
+            env=environment | KEEP_MEMORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        return _Worker(process, log)
 
-    def _failure(self, what: str) -> TrainingError:
-        self._log.seek(0)
-        lines = self._log.read().strip().splitlines()
-        return TrainingError(what, hint=f"its last words: {lines[-1] if lines else 'none'}")
+    def _answers(self, job: Job) -> list[str]:
+        """A line of each rank, by rank; whoever ends first without one is named."""
+        answers: dict[int, str] = {}
+        end_s = time.monotonic() + JOB_TIMEOUT_S
+        with selectors.DefaultSelector() as selector:
+            for rank, worker in enumerate(self._workers):
+                assert worker.process.stdout is not None
+                selector.register(worker.process.stdout, selectors.EVENT_READ, rank)
+            while len(answers) < len(self._workers):
+                ready = selector.select(max(0.0, end_s - time.monotonic()))
+                if not ready:
+                    late = next(r for r in range(len(self._workers)) if r not in answers)
+                    raise self._failure(late, f"did not answer within {JOB_TIMEOUT_S:g} s", job)
+                for key, _ in ready:
+                    line = key.fileobj.readline()  # type: ignore[union-attr]  # a text stream
+                    if not line:
+                        raise self._failure(key.data, "ended", job)
+                    answers[key.data] = line
+                    selector.unregister(key.fileobj)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _failure(self, rank: int, what: str, job: Job) -> TrainingError:
+        return TrainingError(
+            f"rank {rank} {what} while training {job.part} with policy {job.policy}",
+            hint=f"its last words: {self._workers[rank].last_words()}",
+        )
 
     def _order_links(self, *, ordered: bool) -> None:
         """Attach tlsched on every host's link, or detach it so that a plain FIFO remains."""
@@ -118,9 +143,7 @@ class Cluster:
         verb = ["attach", "--rate", str(self._lab.rate_bps)] if ordered else ["detach"]
         for index, host in enumerate(self._lab.hosts):
             command = [sys.executable, "-m", "tlsched", *verb, "--iface", host.iface]
-            done: subprocess.CompletedProcess[Any] = self._lab.run(
-                index, command, capture_output=True, text=True
-            )
+            done = self._lab.run(index, command, capture_output=True, text=True)
             if done.returncode:
                 raise LabError(
                     f"`tlsched {verb[0]}` failed on {host.name}", hint=done.stderr.strip()

@@ -68,7 +68,7 @@ def _train_digits(job: Job, rank: int, size: int) -> Result:
     net = digits.model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
-    # BatchNorm's running statistics are each rank's own under both (DDP would copy rank 0's).
+    # BatchNorm's running statistics are each rank's own under both.
     with _around(job, net, optimizer) as (forward, _):
         times, loss = _loop(
             digits.batches(rank, size, job.iterations + WARMUP, x, y),
@@ -128,14 +128,16 @@ def _around(
         wrapped = DistributedDataParallel(net, broadcast_buffers=False)
         yield wrapped, DdpTrace(wrapped).timeline if job.trace else list
         return
-    with tlsched.schedule(net, optimizer, policy=job.policy, trace=job.trace) as run:
+    with tlsched.schedule(
+        net, optimizer, policy=job.policy, broadcast_buffers=False, trace=job.trace
+    ) as run:
         yield net, lambda: _timeline(run)
 
 
 def _timeline(run: tlsched.Run) -> list[dict[str, float]]:
     """One settled iteration: its buckets' times, needed in the iteration after it."""
     assert run.trace is not None
-    made, used = run.trace.iterations[-3:-1]
+    made, used = list(run.trace.iterations)[-3:-1]
     sizes = {row["bucket"]: row["bytes"] for row in run.report()}
     return [
         {
