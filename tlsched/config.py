@@ -1,4 +1,4 @@
-"""Settings of a link: what flags or a file say, checked before anything is touched."""
+"""Settings of a link: what flags say, checked before anything is touched."""
 
 from __future__ import annotations
 
@@ -89,6 +89,19 @@ def parse_rate(text: str) -> int:
         rate_bps = whole_bytes(int(value * _UNITS_BPS[unit]))
     check_rate(rate_bps, shown=text)
     return rate_bps
+
+
+def parse_dscps(text: str) -> tuple[int, ...]:
+    """Read code points separated by commas; which ones suit, LinkSettings checks.
+
+    Raises ConfigError for what is not a number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f'DSCPs "{text}" are not understood', hint='write six numbers: "40,32,24,16,12,8"'
+        ) from None
 
 
 def whole_bytes(rate_bps: float) -> int:

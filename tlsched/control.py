@@ -164,7 +164,8 @@ def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseExcep
     except HostError:
         return  # the interface is gone, and all that was on it
     changes = diff.undo_changes(before, now)
-    if old_fd is None:
+    lost = old_fd is None and any(isinstance(change, SetFilter) for change in changes)
+    if lost:
         changes = [change for change in changes if not isinstance(change, SetFilter)]
     try:
         for change in changes:
@@ -173,6 +174,11 @@ def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseExcep
         raise ApplyError(
             f"{error}, and undoing failed: {second.message}",
             hint=f"run `tlsched detach --iface {before.iface}`",
+        ) from error
+    if lost:
+        raise ApplyError(
+            f"{error}; undone, but the classifier that was there could not be put back",
+            hint="attach again; keeping hold of a program needs CAP_SYS_ADMIN",
         ) from error
     if before.root is not None and before.has_foreign_root and not now.has_foreign_root:
         raise ApplyError(
@@ -203,5 +209,5 @@ def _foreign(before: Observed) -> ForeignQdisc:
     assert root is not None
     return ForeignQdisc(
         f"{before.iface} has a root qdisc of somebody else's: {root.kind} {show(root.handle)}",
-        hint="--replace-root replaces it; it detach then leaves the kernel's default",
+        hint="--replace-root replaces it; detach then leaves the kernel's default",
     )

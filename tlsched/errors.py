@@ -45,6 +45,10 @@ class FeatureMissing(HostError):
     """The kernel, the device or bcc lacks something; the message says what."""
 
 
+class InterfaceMissing(HostError):
+    """There is no such interface, or not any more."""
+
+
 class ForeignQdisc(HostError):
     """The link has a root qdisc that somebody else configured."""
 

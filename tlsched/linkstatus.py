@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.config import check_iface
-from tlsched.errors import ConfigError, HostError, PermissionMissing
+from tlsched.errors import ConfigError, HostError, InterfaceMissing, PermissionMissing
 from tlsched.tc import diff
 from tlsched.tc.changes import show
 from tlsched.tc.kernel import Kernel
@@ -67,7 +68,10 @@ def status(iface: str | None = None) -> list[LinkStatus]:
         if iface is not None:
             check_iface(iface)
             return [_link_status(kernel.read(iface))]
-        found = [kernel.read(name) for name in kernel.interfaces()]
+        found = []
+        for name in kernel.interfaces():
+            with contextlib.suppress(InterfaceMissing):  # gone since it was listed
+                found.append(kernel.read(name))
         return [_link_status(observed) for observed in found if observed.carries_ours]
 
 

@@ -10,8 +10,10 @@ import pytest
 from tests import netns
 from tests.kernel.hostcli import attach, detach, snapshot, state, status, tlsched, tlsched_json
 from tests.netns import Namespace, Pair
-from tlsched.bands import all_bands
+from tlsched import control
+from tlsched.bands import DEFAULT_DSCPS, all_bands
 from tlsched.config import parse_rate
+from tlsched.tc.kernel import Kernel
 
 pytestmark = pytest.mark.root
 
@@ -127,9 +129,10 @@ def test_a_missing_capability_is_named(netns_pair: Pair, command: str) -> None:
     assert snapshot(host, dev) == before
 
 
-def test_an_ordinary_user_is_told_what_is_missing(netns_pair: Pair) -> None:
+def test_whoever_has_no_capability_is_told_what_is_missing(netns_pair: Pair) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
-    user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    # Not another uid: it might be unable to read the folder that this lies in.
+    user = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--")
     done = tlsched(host, "attach", "--iface", dev, "--rate", "1gbit", code=2, prefix=user)
     assert "CAP_" in done.stderr
     attach(host, dev)
@@ -176,3 +179,31 @@ def test_no_quantum_warning_in_the_kernels_log(netns_pair: Pair) -> None:
         attach(host, dev, rate)
         detach(host, dev)
     assert warnings() == before
+
+
+def test_other_code_points_are_attached_and_changed_in_place(netns_pair: Pair) -> None:
+    a = netns_pair.a
+    theirs = (46, 32, 24, 16, 12, 8)
+    attach_with = ("attach", "--iface", a.dev, "--rate", "1gbit", "--dscps", "46,32,24,16,12,8")
+    assert tlsched_json(a, *attach_with)["result"] == "attached"
+    assert tlsched_json(a, *attach_with)["result"] == "unchanged"
+    (link,) = tlsched_json(a, "status", "--iface", a.dev)
+    assert [band["dscp"] for band in link["bands"]] == [*theirs, None]
+    assert link["state"] == "attached"
+    back = tlsched_json(a, "attach", "--iface", a.dev, "--rate", "1gbit")
+    assert back["result"] == "changed"
+    (link,) = tlsched_json(a, "status", "--iface", a.dev)
+    assert [band["dscp"] for band in link["bands"]] == [*DEFAULT_DSCPS, None]
+    for bad in ("40", "40,32,24,16,12,forty", "48,32,24,16,12,8", "40,32,24,16,10,8"):
+        tlsched(a, "attach", "--iface", a.dev, "--rate", "1gbit", "--dscps", bad, code=2)
+
+
+def test_status_passes_over_an_interface_that_vanishes(
+    netns_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's veth may go between being listed and being read."""
+    a = netns_pair.a
+    attach(a, a.dev)
+    listed = Kernel.interfaces
+    monkeypatch.setattr(Kernel, "interfaces", lambda self: ["gone0", *listed(self)])
+    assert [link.iface for link in a.call(control.status)] == [a.dev]

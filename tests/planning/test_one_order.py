@@ -47,10 +47,10 @@ def test_nobody_is_held_back_longer_than_the_order_asks(plan: Plan, data: st.Dat
 def test_the_policy_is_otherwise_the_same(name: str) -> None:
     policy = make_policy(name, Plan((BucketPlan(("p",), 4, 3),), (0,)))
     ordered = in_one_order(policy)
-    assert (ordered.plan, ordered.barrier, ordered.tagged) == (
+    assert (ordered.plan, ordered.barrier, ordered.marked) == (
         policy.plan,
         policy.barrier,
-        policy.tagged,
+        policy.marked,
     )
     assert ordered.one_order
     assert not policy.one_order

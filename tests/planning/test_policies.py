@@ -56,7 +56,7 @@ def test_which_policies_wait_and_which_are_marked() -> None:
     plan = Plan((BucketPlan(("p",), 4, 3),), (0,))
     made = {name: make_policy(name, plan) for name in POLICIES}
     assert {name for name, policy in made.items() if policy.barrier} == {"sync"}
-    assert {name for name, policy in made.items() if policy.tagged} == {"kernel"}
+    assert {name for name, policy in made.items() if policy.marked} == {"kernel"}
     assert {name: policy.plan.buckets[0].lane for name, policy in made.items()} == {
         "sync": 0,
         "fifo": 0,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tlsched.config import DEFAULT_SHARE, LinkSettings, format_rate, parse_rate
+from tlsched.bands import DEFAULT_DSCPS
+from tlsched.config import DEFAULT_SHARE, LinkSettings, format_rate, parse_dscps, parse_rate
 
 if TYPE_CHECKING:
     from tlsched.control import LinkStatus, Outcome
@@ -34,6 +35,12 @@ def attach(
     share: Annotated[
         float, typer.Option(help="Part of the rate that all other traffic always gets.")
     ] = DEFAULT_SHARE,
+    dscps: Annotated[
+        str,
+        typer.Option(
+            help="The lanes' code points, most urgent first; training needs the same."
+        ),
+    ] = ",".join(map(str, DEFAULT_DSCPS)),
     replace_root: Annotated[
         bool,
         typer.Option("--replace-root", help="Replace a root qdisc that somebody configured."),
@@ -60,7 +67,7 @@ def attach(
     """
     from tlsched import control
 
-    settings = LinkSettings(iface, parse_rate(rate), default_share=share)
+    settings = LinkSettings(iface, parse_rate(rate), default_share=share, dscps=parse_dscps(dscps))
     _print_outcome(control.attach(settings, dry_run=dry_run, replace_root=replace_root), as_json)
 
 

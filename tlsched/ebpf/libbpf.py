@@ -1,4 +1,4 @@
-"""The seven calls of libbpf that reading and filling the classifier's maps takes.
+"""The six calls of libbpf that reading and filling the classifier's maps takes.
 
 libbpf.so.1 comes with iproute2 and with bcc. Loaded alone it costs some 8 MB and a few
 milliseconds; importing bcc costs nine times as much. libbpf 1.x returns a negative errno

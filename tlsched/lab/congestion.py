@@ -35,15 +35,17 @@ def allow() -> None:
             f"this kernel has no {NAME} congestion control", hint=f"try: modprobe tcp_{NAME}"
         )
     extended = [*allowed, NAME]
+    # The record comes first: whoever is killed in between leaves one that changes nothing.
+    _BEFORE.write_text(json.dumps({"before": allowed, "after": extended}))
     try:
         _ALLOWED.write_text(" ".join(extended))
     except OSError as error:  # a container's namespace, or a read-only /proc/sys
+        _BEFORE.unlink()
         command = f'sysctl -w "net.ipv4.{_ALLOWED.name}={" ".join(extended)}"'
         raise FeatureMissing(
             f"{NAME} cannot be allowed to namespaces from here ({error.strerror})",
             hint=f"on the machine itself: {command}",
         ) from None
-    _BEFORE.write_text(json.dumps({"before": allowed, "after": extended}))
 
 
 def choose() -> None:

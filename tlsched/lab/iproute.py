@@ -49,9 +49,7 @@ def batch(program: str, lines: Sequence[str], namespace: str | None = None) -> N
             f"this kernel has no {kind[0]}: {reason}",
             hint=f"load or build the kernel's {kind[0]} support",
         )
-    raise LabError(
-        f"`{program} {line}` failed: {reason}", hint="see the kernel's log; nothing is left behind"
-    )
+    raise LabError(f"`{program} {line}` failed: {reason}", hint="see the kernel's log")
 
 
 def query(program: str, arguments: Sequence[str], namespace: str | None = None) -> list[Any]:

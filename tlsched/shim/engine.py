@@ -288,6 +288,7 @@ class Engine:
         )
         plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
         membership.refuse_different(mine, plan)
+        self._agreement.require_same("plan", [plan.digest()])
         learned.close()
         policy = make_policy(self._policy_name, plan)
         self.gradients = self._new_gradients(

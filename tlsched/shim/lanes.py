@@ -38,7 +38,7 @@ _ABORT_S = 2.0  # what was cut has failed long before
 
 @dataclass(slots=True)
 class Lane:
-    """A process group and its connections; ``band`` is None when it is not marked.
+    """A process group and its connections.
 
     ``marked`` are the sockets for the lane's marks. ``connections`` tells them by rank where a
     lane has one for each (see :class:`~tlsched.shim.transport.Transport`), and is empty otherwise.
@@ -53,7 +53,6 @@ class Lane:
     roster: Roster
     timeout_s: float
     transport: Transport = GLOO
-    band: Band | None = None
     _sum: dist.AllreduceOptions = field(default_factory=dist.AllreduceOptions)
     _from_rank_0: dist.BroadcastOptions = field(default_factory=dist.BroadcastOptions)
     _running: WeakSet[Reduction] = field(default_factory=WeakSet)
@@ -190,8 +189,6 @@ def mark_lanes(agreement: Agreement, lanes: Sequence[Lane], bands: Sequence[Band
     for rank, text in enumerate(reasons):
         if text is not None:
             return f"on {agreement.roster.name(rank)}, {text}"
-    for lane, band in zip(lanes, bands, strict=True):
-        lane.band = band
     return None
 
 

@@ -18,6 +18,11 @@ TIMEOUT_S = 5.0
 def what_orders_nothing(pairs: Iterable[tuple[str, str]]) -> str | None:
     """What to say of the interfaces in :func:`unordered_interfaces`, None when there is none."""
     interfaces = unordered_interfaces(pairs)
+    if interfaces is None:
+        return (
+            "whether the kernel orders the lanes is unknown, because `ip` and `tc` cannot be run "
+            "here: see `tlsched status` on the host"
+        )
     if not interfaces:
         return None
     return (

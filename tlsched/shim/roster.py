@@ -3,7 +3,8 @@
 gloo says that a connection broke or that time is up, but a ring passes a fault on, so that a rank
 hears of it from its neighbour and not from the one who caused it. So whoever leaves writes down
 why and through whose fault, before it cuts its connections; and whoever has waited for long writes
-down how far it has come, so that the others see who is silent. While all is well nobody writes.
+down how far it has come, so that the others see who is silent. While all is well nobody
+writes before the end.
 """
 
 from __future__ import annotations

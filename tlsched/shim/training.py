@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from tlsched.bands import DEFAULT_DSCPS, LANE_COUNT, lane_bands
+from tlsched.bands import DEFAULT_DSCPS, lane_bands
 from tlsched.errors import CommunicationError, ConfigError, TrainingError
 from tlsched.planning.plan import Plan
-from tlsched.planning.policies import POLICIES
+from tlsched.planning.policies import make_policy
 from tlsched.shim import backward, membership, reads, report
 from tlsched.shim.agreement import Agreement, model_signature
 from tlsched.shim.backends import choose_backend
@@ -73,10 +73,7 @@ def schedule(
     Raises ConfigError for a bad argument and ModelRefused for what cannot be trained this way, both
     before anything is changed.
     """
-    if policy not in POLICIES:
-        raise ConfigError(
-            f"there is no policy {policy!r}", hint=f"use one of {', '.join(POLICIES)}"
-        )
+    traits = make_policy(policy, Plan((), ()))
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s}", hint="give a positive number of seconds")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -92,8 +89,8 @@ def schedule(
             "torchrun",
         )
     bands = lane_bands(dscps)
-    count = LANE_COUNT if policy in ("kernel", "lanes") else 1
-    transport = choose_backend(model, backend, count, bands if policy == "kernel" else ())
+    marks = bands if traits.marked else ()
+    transport = choose_backend(model, backend, traits.lane_count, marks)
     return Run(
         model,
         optimizers,
@@ -126,6 +123,7 @@ class Run:
     ) -> None:
         self.model = model
         self.policy_name = policy
+        self._traits = make_policy(policy, Plan((), ()))  # how many lanes, marked or not
         self.trace: Trace | None = Trace() if trace else None
         self._given_optimizers = optimizers
         self._transport = transport
@@ -213,11 +211,10 @@ class Run:
         settings.append(f"broadcast_buffers {self._broadcast_buffers}")
         agreement.require_same("policy", settings)
         agreement.require_same("model", model_signature(self.model))
-        count = LANE_COUNT if self.policy_name in ("kernel", "lanes") else 1
-        self._lanes = open_lanes(agreement, count, transport)
+        self._lanes = open_lanes(agreement, self._traits.lane_count, transport)
         for finding in transport.findings():
             self._say(finding)
-        if self.policy_name == "kernel":
+        if self._traits.marked:
             self._mark(agreement)
         self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
         self._engine = engine = Engine(

@@ -16,7 +16,13 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from tlsched.errors import ApplyError, FeatureMissing, HostError, PermissionMissing, TlschedError
+from tlsched.errors import (
+    ApplyError,
+    FeatureMissing,
+    InterfaceMissing,
+    PermissionMissing,
+    TlschedError,
+)
 from tlsched.tc import messages
 from tlsched.tc.changes import AddRoot, Change, SetFilter, SetLeaf
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
@@ -51,7 +57,7 @@ class Kernel:
         return [name for _, name in socket.if_nameindex()]
 
     def read(self, iface: str) -> Observed:
-        """All that tlsched looks at on ``iface``. HostError when there is no such interface."""
+        """All that tlsched looks at on ``iface``. InterfaceMissing when there is none."""
         ifindex = interface_index(iface)
         try:
             qdiscs = self._dump(RTM_GETQDISC, ifindex)
@@ -78,7 +84,7 @@ class Kernel:
         """Apply one change to the interface that ``observed`` was read from.
 
         ``program_fd`` is the loaded program that SetFilter attaches. Raises PermissionMissing,
-        FeatureMissing, HostError or ApplyError.
+        FeatureMissing, InterfaceMissing or ApplyError.
         """
         request = messages.encode(change, observed.ifindex, program_fd)
         try:
@@ -102,11 +108,11 @@ class Kernel:
 
 
 def interface_index(iface: str) -> int:
-    """The number of ``iface`` in the calling thread's namespace; HostError without one."""
+    """The number of ``iface`` in the calling thread's namespace; InterfaceMissing without one."""
     try:
         return socket.if_nametoindex(iface)
     except OSError as error:
-        raise HostError(
+        raise InterfaceMissing(
             f'there is no interface "{iface}" in this network namespace',
             hint="see `ip link` for the names of this host's interfaces",
         ) from error
@@ -122,7 +128,7 @@ def _explain(
             hint="run as root, or give the process CAP_NET_ADMIN",
         )
     if error.code == errno.ENODEV:
-        return HostError(f"interface {iface} disappeared", hint="try again when it is back")
+        return InterfaceMissing(f"interface {iface} disappeared", hint="try again when it is back")
     feature = _FEATURES.get(type(change)) if change is not None else None
     if error.code in (errno.ENOENT, errno.EOPNOTSUPP) and feature:
         return FeatureMissing(

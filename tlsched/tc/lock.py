@@ -31,8 +31,9 @@ def interface_lock(ifindex: int, iface: str, wait_s: float = WAIT_S) -> Iterator
             left_s = deadline_s - time.monotonic()
             holder = _wait_for_holder(name, max(left_s, 0.0))
             if holder is not None:
+                who = f"process {holder}" if holder else "an unknown process"
                 raise HostError(
-                    f"process {holder} has been changing {iface} for {wait_s:g} s",
+                    f"{who} has been changing {iface} for {wait_s:g} s",
                     hint="wait for it, or end it, and try again",
                 )
         mine.listen()

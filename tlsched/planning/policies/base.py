@@ -23,14 +23,24 @@ class Policy:
     meet the wrong partners; between lanes each rank is free. So a bucket that is early is held back
     until those before it in its lane are complete, as DistributedDataParallel does.
 
-    ``barrier`` tells that step() waits for everything; ``tagged`` that lanes carry marks.
-    ``one_order`` makes the launch order hold across lanes too: see :func:`in_one_order`.
+    ``barrier`` tells that step() waits for everything; ``marked`` that lanes carry marks.
+    ``lane_count`` is how many lanes its plans may use. ``one_order`` makes the launch order hold
+    across lanes too: see :func:`in_one_order`.
     """
 
-    def __init__(self, plan: Plan, *, barrier: bool, tagged: bool, one_order: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        barrier: bool,
+        marked: bool,
+        lane_count: int = 1,
+        one_order: bool = False,
+    ) -> None:
         self.plan = plan
         self.barrier = barrier
-        self.tagged = tagged
+        self.marked = marked
+        self.lane_count = lane_count
         self.one_order = one_order
         self._waiting: dict[int, deque[int]] = {}
         self._complete: set[int] = set()
@@ -65,4 +75,10 @@ def in_one_order(policy: Policy) -> Policy:
     other unless all ranks launch them in the same order (NCCL user guide, "Using multiple NCCL
     communicators concurrently"). A bucket that is early waits for those of other lanes as well.
     """
-    return Policy(policy.plan, barrier=policy.barrier, tagged=policy.tagged, one_order=True)
+    return Policy(
+        policy.plan,
+        barrier=policy.barrier,
+        marked=policy.marked,
+        lane_count=policy.lane_count,
+        one_order=True,
+    )

@@ -8,4 +8,4 @@ from tlsched.planning.policies.base import Policy
 
 def fifo(plan: Plan) -> Policy:
     """The policy ``fifo`` for ``plan``."""
-    return Policy(single_lane(plan), barrier=False, tagged=False)
+    return Policy(single_lane(plan), barrier=False, marked=False)

@@ -7,15 +7,16 @@ run. ``lanes`` is the same without the marks, to tell what the marks buy.
 
 from __future__ import annotations
 
+from tlsched.bands import LANE_COUNT
 from tlsched.planning.plan import Plan
 from tlsched.planning.policies.base import Policy
 
 
 def kernel(plan: Plan) -> Policy:
     """The policy ``kernel`` for ``plan``."""
-    return Policy(plan, barrier=False, tagged=True)
+    return Policy(plan, barrier=False, marked=True, lane_count=LANE_COUNT)
 
 
 def lanes(plan: Plan) -> Policy:
     """The policy ``lanes`` for ``plan``."""
-    return Policy(plan, barrier=False, tagged=False)
+    return Policy(plan, barrier=False, marked=False, lane_count=LANE_COUNT)

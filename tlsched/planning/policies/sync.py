@@ -8,4 +8,4 @@ from tlsched.planning.policies.base import Policy
 
 def sync(plan: Plan) -> Policy:
     """The policy ``sync`` for ``plan``."""
-    return Policy(single_lane(plan), barrier=True, tagged=False)
+    return Policy(single_lane(plan), barrier=True, marked=False)
