@@ -107,7 +107,12 @@ class Scheduled(nn.Module):
         return engine.backwards
 
     # Names of DistributedDataParallel's that the bodies use.
-    _remove_autograd_hooks = close
+
+    def _remove_autograd_hooks(self) -> None:
+        """Called after a backward that raised; with tlsched that exception leaves the context."""
+        _open.remove(self)
+        failure = RuntimeError("backward raised")
+        self.run.__exit__(RuntimeError, failure, None)
 
     def _set_static_graph(self) -> None: ...
 
