@@ -208,6 +208,6 @@ def _foreign(before: Observed) -> ForeignQdisc:
     root = before.root
     assert root is not None
     return ForeignQdisc(
-        f"{before.iface} has a root qdisc of somebody else's: {root.kind} {show(root.handle)}",
+        f"{before.iface} has a root qdisc of somebody else's ({root.kind} {show(root.handle)})",
         hint="--replace-root replaces it; detach then leaves the kernel's default",
     )

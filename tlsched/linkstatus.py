@@ -39,7 +39,8 @@ class LinkStatus:
     """The state of one interface.
 
     ``rate_bps`` in bit/s and ``classifier`` ("bpf") are None where there is none; ``qdisc`` is
-    the kind of the root. ``drift`` says in words what differs from what attach set up.
+    the kind of the root. ``drift`` says in words what differs from what attach set up, ``share`` is
+    the part of the rate that the default band is guaranteed; both are for people.
     """
 
     iface: str
@@ -49,11 +50,13 @@ class LinkStatus:
     classifier: str | None
     bands: tuple[BandStatus, ...]
     drift: tuple[str, ...] = ()
+    share: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The status as the command line prints it with --json."""
         values = asdict(self)
         values.pop("drift")
+        values.pop("share")
         values["bands"] = list(values["bands"])
         return values
 
@@ -98,6 +101,7 @@ def _link_status(observed: Observed) -> LinkStatus:
         classifier=None if observed.classifier is None else "bpf",
         bands=tuple(_band_status(observed, band, counters) for band in bands),
         drift=tuple(drift),
+        share=None if tree is None else tree.classes[-1].rate_bps / tree.classes[0].rate_bps,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 import sys
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from tlsched.errors import TlschedError
 app = typer.Typer(
     name="tlsched",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",  # lets help text flow to the terminal's width
     pretty_exceptions_enable=False,
 )
@@ -42,6 +44,10 @@ def _options(
     """Let the kernel send first the bytes that the next forward pass needs first."""
 
 
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point of the `tlsched` command."""
     from tlsched.cli import demo, host, lab
@@ -51,6 +57,9 @@ def main() -> None:
     # At its end the interpreter searches all that was imported for garbage: 0.1 s of the 0.5 s that
     # `detach` takes, measured. Frozen objects are not searched.
     atexit.register(gc.freeze)
+    # As Ctrl-C does, so that whoever holds a lab or a half-made change still cleans up.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
         app()
     except TlschedError as error:

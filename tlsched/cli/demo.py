@@ -53,6 +53,8 @@ def demo(
 
         def step(what: str) -> None:
             progress.update(task, advance=1, description=what)
+            if not console.is_terminal:
+                console.print(what)
 
         outcome = run.run_demo(rounds, step)
     rows = report.rows(outcome)
@@ -65,14 +67,14 @@ def demo(
 
 
 def _tables(rows: list[dict[str, object]], floor_s: float) -> list[Table]:
-    real = Table(title="real training: digits, 4 hosts", title_justify="left")
+    real = Table(title="real training: digits", title_justify="left")
     for name in ("policy", "loss", "accuracy", "s/iteration"):
         real.add_column(name, justify="left" if name == "policy" else "right")
     replay = Table(
-        title=f"replayed VGG-16 at a tenth, 4 hosts, 1 Gbit/s; floor {floor_s:.3f} s",
+        title=f"replayed VGG-16 (floor {floor_s:.3f} s)",
         title_justify="left",
     )
-    for name in ("policy", "s/iteration", "x DDP", "of the floor"):
+    for name in ("policy", "s/iteration", "x DDP", "floor / s"):
         replay.add_column(name, justify="left" if name == "policy" else "right")
     for row in rows:
         seconds = f"{row['iteration_s']:.3f}"

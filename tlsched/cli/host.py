@@ -37,9 +37,7 @@ def attach(
     ] = DEFAULT_SHARE,
     dscps: Annotated[
         str,
-        typer.Option(
-            help="The lanes' code points, most urgent first; training needs the same."
-        ),
+        typer.Option(help="The lanes' code points, most urgent first; training needs the same."),
     ] = ",".join(map(str, DEFAULT_DSCPS)),
     replace_root: Annotated[
         bool,
@@ -141,6 +139,8 @@ def _print_links(links: list[LinkStatus]) -> None:
         typer.echo("no interface is attached")
     for link in links:
         rate = "" if link.rate_bps is None else f", {format_rate(link.rate_bps)}"
+        if link.share is not None:
+            rate += f", default share {link.share:.3g}"
         classifier = link.classifier or "no classifier"
         typer.echo(f"{link.iface}: {link.state}{rate} (qdisc {link.qdisc}, {classifier})")
         for line in link.drift:

@@ -66,7 +66,7 @@ def _draw(outcome: Outcome, path: Path) -> None:
             )
             axis.annotate(
                 f"{bucket['bytes'] / 1e6:.1f} MB",
-                (left + width, number),
+                (max(left + width, bucket["needed_s"]), number),
                 textcoords="offset points",
                 xytext=(4, -3),
                 fontsize=7,
@@ -75,9 +75,10 @@ def _draw(outcome: Outcome, path: Path) -> None:
         axis.yaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel("bucket, first needed on top")
         axis.invert_yaxis()
+    axes[-1].set_xlim(left=0)
     axes[-1].set_xlabel("seconds after the step() that began the iteration")
     figure.suptitle(
-        "Blue: from the gradient's completion to its average. Red: the next forward needs it.",
+        "Blue: from a bucket's last gradient to its average. Red: the next forward asks for it.",
         fontsize=10,
     )
     figure.savefig(path, dpi=120)

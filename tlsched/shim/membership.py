@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 from torch.nn import Module, Parameter
+from torch.nn.parallel import DistributedDataParallel
 
 from tlsched.errors import ModelRefused, TrainingError
 from tlsched.planning.plan import Plan
@@ -37,7 +38,19 @@ def refuse_unsuitable(model: Module) -> None:
             "the model has no parameter that requires a gradient",
             hint="call the model without tlsched.schedule(), or unfreeze some of it",
         )
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ModelRefused(
+                f"{f'{name} of the model' if name else 'the model'} is wrapped in "
+                "DistributedDataParallel, which averages gradients itself",
+                hint="give schedule() the plain model (ddp.module)",
+            )
     for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh"):  # a DTensor: FSDP2, tensor parallelism
+            raise ModelRefused(
+                f"{name} is sharded over ranks (a DTensor)",
+                hint="tlsched trains replicas: leave fully_shard() and parallelize_module() out",
+            )
         # Left by torch.distributed.optim's _apply_optimizer_in_backward, which steps in a hook.
         if hasattr(parameter, "_in_backward_optimizers"):
             raise ModelRefused(

@@ -6,6 +6,7 @@ Read with iproute2's JSON, which needs no privilege. Training never depends on t
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from typing import Any, cast
@@ -13,6 +14,8 @@ from typing import Any, cast
 from tlsched.bands import MAJOR
 
 TIMEOUT_S = 5.0
+# Where tc lies, which are not on an ordinary user's PATH on Debian.
+SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 
 
 def what_orders_nothing(pairs: Iterable[tuple[str, str]]) -> str | None:
@@ -55,8 +58,15 @@ def unordered_interfaces(pairs: Iterable[tuple[str, str]]) -> list[str] | None:
 
 
 def _read_json(*argv: str) -> list[dict[str, Any]] | None:
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS))
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=True,
+            env=os.environ | {"PATH": path},
+        )
         return cast("list[dict[str, Any]]", json.loads(done.stdout or b"[]"))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
