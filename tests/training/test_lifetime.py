@@ -28,7 +28,8 @@ from tlsched.errors import CommunicationError
 
 CONTEXTS = 50
 WARM_UP = 8
-LAST_LANE_S = 20.0
+TIMEOUT_S = 10.0
+LAST_LANE_S = 2 * TIMEOUT_S
 GROWTH_MIB = 40  # 42 contexts; if each kept its gradients, it would be 100, and the model 300
 
 
@@ -56,7 +57,7 @@ def _context(rank: int, ending: str) -> None:
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     batches = models.batches("mlp", rank, 4)
-    with suppress(_LeaveError), tlsched.schedule(net, optimizer):
+    with suppress(_LeaveError), tlsched.schedule(net, optimizer, timeout_s=TIMEOUT_S):
         for number, batch in enumerate(batches):
             if ending == "in flight" and number == 3:
                 loops.backward(models.loss("mlp", net, batch))
@@ -86,7 +87,7 @@ def _many_contexts(rank: int, _size: int, ending: str) -> tuple[dict[str, int], 
     for _ in range(CONTEXTS - WARM_UP):
         _context(rank, ending)
     dist.barrier()
-    # A lane that gloo forgot about is closed by a thread that may still be at it.
+    # A lane whose last send gloo forgot is closed when gloo's own timeout ends it.
     end_s = time.monotonic() + LAST_LANE_S
     while (after := _state())["fds"] > before["fds"] and time.monotonic() < end_s:
         time.sleep(0.5)
