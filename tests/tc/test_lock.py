@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -59,3 +61,34 @@ def test_whoever_waits_too_long_is_told_for_whom_and_a_killed_holder_lets_go() -
         holder.join()
     with interface_lock(IFINDEX, "eth0", wait_s=5):
         pass
+
+
+@pytest.mark.parametrize("rude", ["full backlog", "hangs up on all", "never listens"])
+def test_whoever_holds_the_name_in_bad_faith_is_not_waited_for_longer(rude: str) -> None:
+    name = f"\0tlsched/link/{IFINDEX}"
+    stop = threading.Event()
+    with contextlib.ExitStack() as stack:
+        holder = stack.enter_context(socket.socket(socket.AF_UNIX))
+        holder.bind(name)
+        if rude != "never listens":
+            holder.listen(0)
+        if rude == "full backlog":
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(name)
+        if rude == "hangs up on all":
+            holder.settimeout(0.05)
+            thread = threading.Thread(target=hang_up, args=(holder, stop))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(stop.set)
+        with pytest.raises(HostError, match="has been changing eth0"), waiting_briefly():
+            pass
+
+
+def waiting_briefly() -> contextlib.AbstractContextManager[None]:
+    return interface_lock(IFINDEX, "eth0", wait_s=0.3)
+
+
+def hang_up(holder: socket.socket, stop: threading.Event) -> None:
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            holder.accept()[0].close()

@@ -30,7 +30,8 @@ def interface_lock(ifindex: int, iface: str, wait_s: float = WAIT_S) -> Iterator
         while not _bound(mine, name):
             left_s = deadline_s - time.monotonic()
             holder = _wait_for_holder(name, max(left_s, 0.0))
-            if holder is not None:
+            # Anybody may hold the name, and one who keeps letting go must not keep us here.
+            if holder is not None or left_s <= 0:
                 who = f"process {holder}" if holder else "an unknown process"
                 raise HostError(
                     f"{who} has been changing {iface} for {wait_s:g} s",
@@ -53,14 +54,15 @@ def _bound(mine: socket.socket, name: str) -> bool:
 def _wait_for_holder(name: str, wait_s: float) -> int | None:
     """Wait until the holder lets go: None when it did, its process id when time is up."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.settimeout(wait_s or 1e-3)
         try:
             other.connect(name)
-        except ConnectionRefusedError:  # gone again, or bound and not yet listening
+        except (ConnectionRefusedError, BlockingIOError, TimeoutError):
+            # Gone again, or bound and not yet listening, or as many are waiting as it lets.
             time.sleep(min(0.01, wait_s))
             return None if wait_s else 0
         peer = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid: int = struct.unpack("3i", peer)[0]
-        other.settimeout(wait_s or 1e-3)
         try:
             other.recv(1)  # the holder never sends or accepts: this ends when it closes
         except TimeoutError:
