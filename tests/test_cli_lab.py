@@ -90,6 +90,33 @@ def test_a_lab_that_lost_a_namespace_is_called_broken(name: str) -> None:
     assert tlsched("lab", "up", "--hosts", "2", *option).returncode == 0
 
 
+def test_a_lab_whose_builder_was_killed_is_broken_and_built_anew(name: str) -> None:
+    argv = ("lab", "up", "--hosts", "8", "--name", name)
+    last = Path(f"/run/netns/tlsched-{name}-h7")
+    builder = subprocess.Popen([*TLSCHED, *argv], stdout=subprocess.DEVNULL)
+    while not last.exists():
+        assert builder.poll() is None
+    builder.kill()
+    builder.wait()
+    labs = {lab["name"]: lab for lab in json.loads(tlsched("lab", "status", "--json").stdout)}
+    assert labs[name]["state"] == "broken"
+    again = tlsched(*argv, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["outcome"] == "up"
+    whole = tlsched(
+        "lab", "exec", "--name", name, "h7", "--", "ip", "-4", "address", "show", "eth0"
+    )
+    assert "inet 198.18.0.8" in whole.stdout
+
+
+def test_two_builders_at_once_end_as_one_after_the_other(name: str) -> None:
+    argv = [*TLSCHED, "lab", "up", "--hosts", "4", "--json", "--name", name]
+    pair = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outcomes = [json.loads(process.communicate(timeout=60)[0])["outcome"] for process in pair]
+    assert sorted(outcomes) == ["unchanged", "up"]
+    assert [process.returncode for process in pair] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -106,7 +133,9 @@ def test_bad_input_is_one_clear_line(argv: tuple[str, ...], said: str) -> None:
 
 
 def test_an_unknown_host_or_lab_is_named(name: str) -> None:
-    assert "no lab called" in tlsched("lab", "exec", "--name", name, "h0", "--", "true").stderr
+    missing = tlsched("lab", "exec", "--name", name, "h0", "--", "true")
+    assert missing.returncode == 2
+    assert "no lab called" in missing.stderr
     assert tlsched("lab", "up", "--hosts", "1", "--name", name).returncode == 0
     unknown = tlsched("lab", "exec", "--name", name, "h4", "--", "true")
     assert unknown.returncode == 2

@@ -40,15 +40,20 @@ def up(
     name: Name = DEFAULT_NAME,
     as_json: Json = False,
 ) -> None:
-    """Build a lab. It stays, also without any process, until `tlsched lab down`."""
+    """Build a lab. It stays, also without any process, until `tlsched lab down`.
+
+    A lab whose building was interrupted is removed and built anew.
+
+    Exit codes: 0 up (or already so), 1 it could not be built, or another lab has this name,
+    2 bad input, missing permission or missing feature: nothing was changed.
+    """
     lab = Lab(hosts, parse_rate(rate), name)
     existing = state.find(name)
-    if existing is None or existing.orphaned():
-        lab.up(owned=False)
-        outcome = "up"
-    else:
-        _check_same(lab, existing)
-        outcome = "unchanged"
+    whole = existing is not None and existing.builder is None and not existing.orphaned()
+    built = not whole and lab.ensure()
+    if not built:
+        _check_same(lab)
+    outcome = "up" if built else "unchanged"
     if as_json:
         _print_json({"outcome": outcome, **_summary(name)})
         return
@@ -112,10 +117,10 @@ def down(name: Name = DEFAULT_NAME) -> None:
     console = Console(highlight=False)
     console.print(f"lab {name}: {'removed' if known else 'not up, nothing to remove'}")
     for orphan in orphans:
-        console.print(f"lab {orphan}: removed, its owner had been killed")
+        console.print(f"lab {orphan}: removed, its owner or builder had been killed")
 
 
-def _check_same(lab: Lab, existing: state.Record) -> None:
+def _check_same(lab: Lab) -> None:
     """Raise LabError unless the lab that is up is the one that was asked for, and whole."""
     there = Lab.open(lab.name)
     if (len(there.hosts), there.rate_bps) != (len(lab.hosts), lab.rate_bps):
@@ -128,7 +133,8 @@ def _check_same(lab: Lab, existing: state.Record) -> None:
             f"lab {lab.name} has lost namespaces",
             hint=f"run `tlsched lab down{_option(lab.name)}`",
         )
-    if existing.owner is not None:
+    existing = state.find(lab.name)
+    if existing is not None and existing.owner is not None:
         raise LabError(
             f"lab {lab.name} belongs to process {existing.owner.pid}", hint="choose another --name"
         )
@@ -140,7 +146,9 @@ def _summary(name: str) -> dict[str, Any]:
     owner = record.owner if record else None
     condition = "up" if lab.complete() else "broken"
     if record and record.orphaned():
-        condition = "orphaned"
+        condition = "broken" if record.unfinished() else "orphaned"
+    elif record and record.builder:
+        condition = "building"
     return {
         "name": lab.name,
         "state": condition,

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -46,10 +47,10 @@ class Lab:
 
     @classmethod
     def open(cls, name: str) -> Lab:
-        """An existing lab. Raises LabError when there is none called ``name``."""
+        """An existing lab. Raises ConfigError when there is none called ``name``."""
         record = state.find(name)
         if record is None:
-            raise LabError(f"there is no lab called {name}", hint="see `tlsched lab status`")
+            raise ConfigError(f"there is no lab called {name}", hint="see `tlsched lab status`")
         topology = record.topology
         return cls(topology.host_count, topology.rate_bps, topology.name)
 
@@ -92,24 +93,37 @@ class Lab:
         Raises PermissionMissing or FeatureMissing, or LabError when a lab of this name exists;
         a failure half-way leaves nothing behind.
         """
+        if not self._up(state.Owner.current() if owned else None):
+            raise LabError(
+                f"a lab called {self.name} is up already",
+                hint=f"use another name, or run `tlsched lab down --name {self.name}`",
+            )
+        return self
+
+    def ensure(self) -> bool:
+        """As :meth:`up` without an owner, but content with a lab of this name, whatever its size.
+
+        Returns whether it was built; waits for whoever builds it at the same time.
+        """
+        return self._up(None)
+
+    def _up(self, owner: state.Owner | None) -> bool:
         iproute.require()
-        owner = state.Owner.current() if owned else None
-        record = state.Record(self._topology, owner)
+        done = state.Record(self._topology, owner)
+        begun = replace(done, builder=state.Owner.current())
         with state.locked():
             _remove_orphans()
             if state.find(self.name) is not None:
-                raise LabError(
-                    f"a lab called {self.name} is up already",
-                    hint=f"use another name, or run `tlsched lab down --name {self.name}`",
-                )
+                return False
             self._check_free()
-            record.save()
+            begun.save()
             try:
                 _build(self._topology)
+                done.save()
             except BaseException:
-                _remove(record)
+                _remove(begun)
                 raise
-        return self
+        return True
 
     def down(self) -> None:
         """End what runs in the lab and remove it; happy when there is none.

@@ -44,10 +44,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A lab as its file describes it. Without an owner it stays until `tlsched lab down`."""
+    """A lab as its file describes it. Without an owner it stays until `tlsched lab down`.
+
+    ``builder`` is the process that builds it, until it has finished.
+    """
 
     topology: Topology
     owner: Owner | None
+    builder: Owner | None = None
 
     @property
     def path(self) -> Path:
@@ -55,8 +59,12 @@ class Record:
         return STATE_DIR / f"{self.topology.name}.json"
 
     def orphaned(self) -> bool:
-        """Whether the owner has gone without removing its lab."""
-        return self.owner is not None and not self.owner.alive()
+        """Whether the owner has gone without removing its lab, or the builder without finishing."""
+        return self.unfinished() or (self.owner is not None and not self.owner.alive())
+
+    def unfinished(self) -> bool:
+        """Whether the builder was killed half-way: the hosts cannot be used."""
+        return self.builder is not None and not self.builder.alive()
 
     def save(self) -> None:
         """Write the file; a reader sees the old one or the new one, never a part."""
@@ -130,7 +138,8 @@ def _load(path: Path) -> Record | None:
     try:
         raw = json.loads(path.read_text())
         owner = Owner(**raw["owner"]) if raw["owner"] else None
-        return Record(Topology(**raw["topology"]), owner)
+        builder = Owner(**raw["builder"]) if raw.get("builder") else None
+        return Record(Topology(**raw["topology"]), owner, builder)
     except FileNotFoundError:  # removed meanwhile
         return None
     except (ValueError, KeyError, TypeError) as error:
