@@ -16,6 +16,7 @@ from tlsched.errors import ConfigError
 app = typer.Typer()
 host.register(app)
 RUNNER = CliRunner()
+MAIN = [sys.executable, "-c", "from tlsched.cli import main; main()"]
 
 
 @pytest.mark.parametrize("command", ["attach", "detach", "status"])
@@ -46,6 +47,29 @@ def test_status_prints_a_list() -> None:
 def test_bad_settings_are_refused_before_the_kernel_is_asked(argv: list[str]) -> None:
     done = RUNNER.invoke(app, ["attach", "--iface", "surely-absent", *argv])
     assert isinstance(done.exception, ConfigError)
+
+
+@pytest.mark.parametrize("argv", [["status"], ["status", "--json"], ["lab", "status"], ["--help"]])
+def test_a_full_disk_is_one_line(argv: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*MAIN, *argv], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.stderr == "error: cannot write the output (No space left on device)\n"
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize("argv", [["status"], ["status", "--json"], ["lab", "status"]])
+def test_a_reader_that_goes_away_is_no_error(argv: list[str]) -> None:
+    process = subprocess.Popen(
+        [*MAIN, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 5
 
 
 @pytest.mark.parametrize("command", ["detach", "status"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.errors import ConfigError
@@ -80,15 +80,24 @@ def parse_rate(text: str) -> int:
     number, unit = match.groups()
     if unit not in _UNITS_BPS:
         raise _unknown_unit(text, number, unit)
-    value = Decimal(number)  # exact, where a float would lose digits
+    value = _exact(number)
     if not value.is_finite():
         raise ConfigError(f'rate "{text}" is not a finite number', hint=_RATE_HINT)
     # Compared before it is multiplied: the exponent may be anything.
-    rate_bps = MAX_RATE_BPS + 8
+    rate_bps = 0 if value.is_signed() else MAX_RATE_BPS + 8
     if value.copy_abs() <= MAX_RATE_BPS:  # abs() itself would overflow
         rate_bps = whole_bytes(int(value * _UNITS_BPS[unit]))
     check_rate(rate_bps, shown=text)
     return rate_bps
+
+
+def _exact(number: str) -> Decimal:
+    """The number without a float's loss of digits; an exponent beyond all bounds is cut."""
+    try:
+        return Decimal(number)
+    except InvalidOperation:  # an exponent of more than about 18 digits, as of decimal.MAX_EMAX
+        mantissa, _, exponent = number.partition("e")
+        return Decimal(f"{mantissa}e{'-' if exponent.startswith('-') else ''}999999")
 
 
 def parse_dscps(text: str) -> tuple[int, ...]:

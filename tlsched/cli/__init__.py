@@ -1,7 +1,10 @@
 """The command line: the only package that prints or exits.
 
 Exit codes: 0 done, or already so; 1 a change failed and was undone; 2 bad input, missing
-permission or missing feature (nothing changed); 3 `status`: not attached; 4 `status`: drifted.
+permission or missing feature (nothing changed); 3 `status`: not attached; 4 `status`: drifted;
+5 what was asked for is done, but its output could not be written (a full disk, said in one line; a
+reader that has closed the pipe, not said). `lab exec` ends with its command's own code, 127
+where there is no such command and 126 where it may not be run.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from rich.text import Text
 
 from tlsched import __version__
 from tlsched.errors import TlschedError
+
+EXIT_UNWRITTEN = 5
 
 app = typer.Typer(
     name="tlsched",
@@ -48,10 +53,17 @@ def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
+def _print_error(text: str) -> None:
+    line = Text.assemble(("error:", "red"), f" {text}")  # brackets in it are no markup
+    Console(stderr=True, highlight=False, soft_wrap=True).print(line)
+
+
 def main() -> None:
     """Entry point of the `tlsched` command."""
     from tlsched.cli import demo, host, lab
+    from tlsched.cli.output import OutputLost, discard, watch
 
+    watch()
     for module in (host, lab, demo):
         module.register(app)
     # At its end the interpreter searches all that was imported for garbage: 0.1 s of the 0.5 s that
@@ -63,6 +75,10 @@ def main() -> None:
     try:
         app()
     except TlschedError as error:
-        line = Text.assemble(("error:", "red"), f" {error}")  # brackets in it are no markup
-        Console(stderr=True, highlight=False, soft_wrap=True).print(line)
+        _print_error(str(error))
         sys.exit(error.exit_code)
+    except OutputLost as lost:
+        discard()
+        if not lost.closed:
+            _print_error(f"cannot write the output ({lost})")
+        sys.exit(EXIT_UNWRITTEN)
