@@ -1,4 +1,4 @@
-"""What attach, detach and status say of themselves, and how they refuse bad input. No root."""
+"""What attach, detach and status say of themselves, and how they refuse bad input. One needs root."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def test_status_prints_a_list() -> None:
 def test_bad_settings_are_refused_before_the_kernel_is_asked(argv: list[str]) -> None:
     done = RUNNER.invoke(app, ["attach", "--iface", "surely-absent", *argv])
     assert isinstance(done.exception, ConfigError)
+
+
+@pytest.mark.root
+def test_detach_of_what_is_not_attached_says_so() -> None:
+    argv = ["detach", "--iface", "lo", "--dry-run"]
+    assert RUNNER.invoke(app, argv).stdout == "lo: not attached, nothing to do\n"
+    assert json.loads(RUNNER.invoke(app, [*argv, "--json"]).stdout)["result"] == "unchanged"
 
 
 @pytest.mark.parametrize("argv", [["status"], ["status", "--json"], ["lab", "status"], ["--help"]])

@@ -65,7 +65,12 @@ def test_exec_passes_options_exit_codes_and_signals_through(name: str) -> None:
     run = ("lab", "exec", "--name", name, "h0", "--")
     assert tlsched(*run, "sh", "-c", "exit 7").returncode == 7
     assert tlsched(*run, "echo", "--json", "--", "-x").stdout == "--json -- -x\n"
-    assert tlsched(*run, "no-such-program").returncode == 127
+    missing = tlsched(*run, "no-such-program")
+    assert missing.returncode == 127
+    assert missing.stderr.startswith("error: there is no command no-such-program;")
+    refused = tlsched(*run, __file__)
+    assert refused.returncode == 126
+    assert "may not be run" in refused.stderr
     catch = "trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     process = subprocess.Popen(
         [*TLSCHED, *run, "sh", "-c", catch], stdout=subprocess.PIPE, text=True

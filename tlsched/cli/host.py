@@ -82,7 +82,11 @@ def detach(iface: Iface, dry_run: DryRun = False, as_json: Json = False) -> None
     """
     from tlsched import control
 
-    _print_outcome(control.detach(iface, dry_run=dry_run), as_json)
+    outcome = control.detach(iface, dry_run=dry_run)
+    if outcome.result == "unchanged" and not as_json:
+        typer.echo(f"{iface}: not attached, nothing to do")
+    else:
+        _print_outcome(outcome, as_json)
 
 
 def status(

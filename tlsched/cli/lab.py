@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -71,19 +72,29 @@ def execute(
     command: Annotated[list[str], typer.Argument(help="The command, after `--`.")],
     name: Name = DEFAULT_NAME,
 ) -> None:
-    """Run a command in a host; its output, signals and exit code are the command's own."""
+    """Run a command in a host; its output, signals and exit code are the command's own.
+
+    Exit codes: the command's; 127 there is no such command, 126 it may not be run, 2 no such lab
+    or host, or missing permission.
+    """
     lab = Lab.open(name)
     names = [known.name for known in lab.hosts]
     if host not in names:
         raise ConfigError(f"lab {name} has no host {host}", hint=f"it has {', '.join(names)}")
-    argv = lab.command(names.index(host), command[1:] if command[0] == "--" else command)
+    wanted = command[1:] if command[0] == "--" else command
+    argv = lab.command(names.index(host), wanted)
     require()
+    _check_runs(wanted[0])
     os.execvp(argv[0], argv)  # this process becomes the command: nothing stands in between
 
 
 @lab_app.command()
 def status(as_json: Json = False) -> None:
-    """Show the labs of this machine, their owners and what runs in them."""
+    """Show the labs of this machine, their owners and what runs in them.
+
+    States: up, building, broken (a namespace is lost, or its building was interrupted), orphaned
+    (its owner was killed; the next lab removes it). Exit code: 0, also where no lab is up.
+    """
     names = [record.topology.name for record in state.records()]
     if as_json:
         _print_json([_summary(name) for name in names])
@@ -108,7 +119,11 @@ def status(as_json: Json = False) -> None:
 
 @lab_app.command()
 def down(name: Name = DEFAULT_NAME) -> None:
-    """End what runs in a lab and remove it; also remove labs whose owners were killed."""
+    """End what runs in a lab and remove it; also remove labs whose owners were killed.
+
+    Exit codes: 0 removed, or not up; 1 its owner still runs, or a process in it cannot be ended;
+    2 missing permission.
+    """
     require()
     known = state.find(name)
     if known is not None:
@@ -118,6 +133,24 @@ def down(name: Name = DEFAULT_NAME) -> None:
     console.print(f"lab {name}: {'removed' if known else 'not up, nothing to remove'}")
     for orphan in orphans:
         console.print(f"lab {orphan}: removed, its owner or builder had been killed")
+
+
+class _CommandMissing(LabError):
+    exit_code = 127  # as of a shell
+
+
+class _CommandRefused(LabError):
+    exit_code = 126
+
+
+def _check_runs(program: str) -> None:
+    """Hosts share the machine's files: what is missing here is missing there."""
+    if shutil.which(program, os.F_OK) is None:
+        raise _CommandMissing(
+            f"there is no command {program}", hint="check its name, or give its whole path"
+        )
+    if shutil.which(program) is None:
+        raise _CommandRefused(f"{program} may not be run", hint="see its mode with `ls -l`")
 
 
 def _check_same(lab: Lab) -> None:
