@@ -1,4 +1,4 @@
-"""What attach, detach and status say of themselves, and how they refuse bad input. One needs root."""
+"""What attach, detach and status say of themselves, and how they refuse bad input."""
 
 from __future__ import annotations
 
