@@ -14,7 +14,6 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -120,7 +119,8 @@ class _Diagnostics:
     """Standard error kept aside meanwhile: bcc prints clang's and the verifier's words there."""
 
     def __enter__(self) -> Self:
-        self._file = tempfile.TemporaryFile()
+        # In memory: /tmp may be read-only, or full.
+        self._file = open(os.memfd_create("tlsched-diagnostics"), "w+b")
         if sys.stderr is not None:
             sys.stderr.flush()
         self._stderr = os.dup(2)
