@@ -62,8 +62,7 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
     tree = desired_tree(settings.rate_bps, settings.share_bps, settings.bands)
     with Kernel() as kernel, _lock(settings.iface, dry_run):
         before = kernel.read(settings.iface)
-        if before.has_foreign_root and not replace_root:
-            raise _foreign(before)
+        _refuse_foreign(before, replace_root)
         with program.load(settings.bands) as classifier:
             keep = _is_current(before, classifier, settings)
             changes = diff.attach_changes(before, tree, keep_program=keep)
@@ -128,7 +127,7 @@ def _carry_out(
         try:
             for change in changes:
                 kernel.apply(change, before, fd)
-            _verify(kernel.read(before.iface), tree, _expected_program(before, changes, classifier))
+            _verify(kernel.reread(before), tree, _expected_program(before, changes, classifier))
         except BaseException as error:
             _undo(kernel, before, old_fd, error)
             raise
@@ -160,7 +159,7 @@ def _verify(after: Observed, tree: Tree | None, program_id: int | None) -> None:
 def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseException) -> None:
     """Bring the link back to ``before``. Raises ApplyError when that is not possible."""
     try:
-        now = kernel.read(before.iface)
+        now = kernel.reread(before)
     except HostError:
         return  # the interface is gone, and all that was on it
     changes = diff.undo_changes(before, now)
@@ -173,7 +172,7 @@ def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseExcep
     except TlschedError as second:
         raise ApplyError(
             f"{error}, and undoing failed: {second.message}",
-            hint=f"run `tlsched detach --iface {before.iface}`",
+            hint=f"run `tlsched detach --iface {now.iface}`",
         ) from error
     if lost:
         raise ApplyError(
@@ -204,10 +203,30 @@ def _hold_program(before: Observed) -> Iterator[int | None]:
         yield fd
 
 
-def _foreign(before: Observed) -> ForeignQdisc:
-    root = before.root
-    assert root is not None
-    return ForeignQdisc(
-        f"{before.iface} has a root qdisc of somebody else's ({root.kind} {show(root.handle)})",
-        hint="--replace-root replaces it; detach then leaves the kernel's default",
-    )
+def _refuse_foreign(before: Observed, replace_root: bool) -> None:
+    """Raise ForeignQdisc when something of somebody else's is where ours would go."""
+    iface, root, ingress = before.iface, before.root, before.foreign_ingress
+    if root is not None and before.has_foreign_root and not replace_root:
+        raise ForeignQdisc(
+            f"{iface} has a root qdisc of somebody else's ({root.kind} {show(root.handle)})",
+            hint="--replace-root replaces it; detach then leaves the kernel's default",
+        )
+    if ingress is not None:
+        raise ForeignQdisc(
+            f"{iface} has a qdisc of somebody else's ({ingress.kind} {show(ingress.handle)})"
+            " in the place of clsact, which the classifier needs",
+            hint="move its filters to a clsact qdisc, which has an ingress hook as well",
+        )
+    if before.clsact is not None and before.clsact.shares_egress:
+        raise ForeignQdisc(
+            f"{iface} has a clsact qdisc whose egress filters are a block shared with other links",
+            hint="make it again without egress_block",
+        )
+    theirs = before.foreign_classifier
+    if theirs is not None:
+        what = theirs.kind if theirs.name is None else f"{theirs.kind} {theirs.name}"
+        raise ForeignQdisc(
+            f"{iface} has a filter of somebody else's ({what}) at clsact egress,"
+            f" prio {theirs.prio}, where the classifier goes",
+            hint="give that filter another prio",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
@@ -134,8 +134,11 @@ def _tree_drift(observed: Observed) -> list[str]:
     tree = diff.implied_tree(observed)
     if tree is None:
         return ["the tree has no classes"]
-    changes = diff.tree_changes(observed, tree)
-    return [f"attach would {change.describe()}" for change in changes]
+    bare = replace(observed, root_filters=())  # they alone would have the whole tree rebuilt
+    wrong = [f"attach would {change.describe()}" for change in diff.tree_changes(bare, tree)]
+    kinds = sorted({f"{item.kind} prio {item.prio}" for item in observed.root_filters})
+    past = "at the root sends packets past the classifier"
+    return [*wrong, *(f"a filter of somebody else's ({kind}) {past}" for kind in kinds)]
 
 
 def _band_status(observed: Observed, band: Band, counters: Mapping[str, Counters]) -> BandStatus:

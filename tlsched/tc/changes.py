@@ -147,8 +147,7 @@ class DelClsact(Change):
 class SetFilter(Change):
     """Put our classifier at clsact egress, or replace it there in one atomic step.
 
-    ``add_clsact`` adds the qdisc that holds it first, in the same system call, so that a clsact
-    of ours never stands there without the filter whose name says that it is ours.
+    ``add_clsact`` adds the qdisc that holds it first; the filter's name says that it is ours.
     """
 
     name: str

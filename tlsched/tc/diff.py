@@ -70,7 +70,8 @@ def undo_changes(before: Observed, now: Observed) -> list[Change]:
     """
     changes: list[Change] = []
     if before.has_our_root:
-        changes += tree_changes(now, _tree_as_it_was(before))
+        # Filters at the root are not ours to delete when nothing is to change.
+        changes += tree_changes(replace(now, root_filters=()), _tree_as_it_was(before))
     elif now.has_our_root and now.root is not None:
         changes.append(DelRoot(now.root.kind, now.root.handle))
     return [*changes, *_undo_classifier(before, now)]
@@ -136,7 +137,13 @@ def tree_changes(observed: Observed, tree: Tree) -> list[Change]:
 
 
 def _can_be_mended(observed: Observed, root: Qdisc, tree: Tree) -> bool:
-    """Whether the root is ours and what cannot be changed in place is right."""
+    """Whether the root is ours and what cannot be changed in place is right.
+
+    Filters at our root go with it: to delete one takes its chain's number, which a dump by
+    pyroute2 lacks.
+    """
+    if observed.root_filters:
+        return False
     if not observed.has_our_root or root.default_minor != tree.default_minor:
         return False
     parents = {item.classid: item.parent for item in tree.classes}

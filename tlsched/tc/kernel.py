@@ -16,6 +16,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
+from tlsched.bands import ROOT_HANDLE
 from tlsched.errors import (
     ApplyError,
     FeatureMissing,
@@ -58,7 +59,17 @@ class Kernel:
 
     def read(self, iface: str) -> Observed:
         """All that tlsched looks at on ``iface``. InterfaceMissing when there is none."""
-        ifindex = interface_index(iface)
+        return self._read(iface, interface_index(iface))
+
+    def reread(self, before: Observed) -> Observed:
+        """The same interface again, whatever its name is by now. InterfaceMissing if it went."""
+        try:
+            iface = socket.if_indextoname(before.ifindex)
+        except OSError as error:
+            raise _disappeared(before.iface) from error
+        return self._read(iface, before.ifindex)
+
+    def _read(self, iface: str, ifindex: int) -> Observed:
         try:
             qdiscs = self._dump(RTM_GETQDISC, ifindex)
             classes = self._dump(RTM_GETTCLASS, ifindex)
@@ -75,7 +86,8 @@ class Kernel:
                 qdiscs=found.qdiscs,
                 classes=tuple(messages.htb_class(message) for message in classes),
                 class_stats={message["handle"]: messages.stats(message) for message in classes},
-                filters=self._filters(ifindex) if found.has_clsact else (),
+                filters=self._filters(ifindex, EGRESS, INGRESS) if found.has_clsact else (),
+                root_filters=self._filters(ifindex, ROOT_HANDLE) if found.has_our_root else (),
             )
         except NetlinkError as error:
             raise _explain(error, iface, "read the link") from error
@@ -87,15 +99,19 @@ class Kernel:
         FeatureMissing, InterfaceMissing or ApplyError.
         """
         request = messages.encode(change, observed.ifindex, program_fd)
+        # The kernel goes on with a batch after a message that failed. Where clsact could not be
+        # added our filter would land on whatever took its place; a leaf's two are one moment.
+        apart = isinstance(change, SetFilter)
         try:
-            self._socket.nlm_request_batch(request)
+            for batch in [[message] for message in request] if apart else [request]:
+                self._socket.nlm_request_batch(batch)
         except NetlinkError as error:
             raise _explain(error, observed.iface, change.describe(), change) from error
 
-    def _filters(self, ifindex: int) -> tuple[Filter, ...]:
+    def _filters(self, ifindex: int, *parents: int) -> tuple[Filter, ...]:
         found = [
             messages.filter_(message, parent)
-            for parent in (EGRESS, INGRESS)
+            for parent in parents
             for message in self._dump(RTM_GETTFILTER, ifindex, parent)
         ]
         return tuple(item for item in found if item is not None)
@@ -118,6 +134,10 @@ def interface_index(iface: str) -> int:
         ) from error
 
 
+def _disappeared(iface: str) -> InterfaceMissing:
+    return InterfaceMissing(f"interface {iface} disappeared", hint="try again when it is back")
+
+
 def _explain(
     error: NetlinkError, iface: str, doing: str, change: Change | None = None
 ) -> TlschedError:
@@ -128,7 +148,7 @@ def _explain(
             hint="run as root, or give the process CAP_NET_ADMIN",
         )
     if error.code == errno.ENODEV:
-        return InterfaceMissing(f"interface {iface} disappeared", hint="try again when it is back")
+        return _disappeared(iface)
     feature = _FEATURES.get(type(change)) if change is not None else None
     if error.code in (errno.ENOENT, errno.EOPNOTSUPP) and feature:
         return FeatureMissing(

@@ -32,7 +32,7 @@ from pyroute2.netlink.rtnl.tcmsg import plugins, sched_bpf, tcmsg
 
 from tlsched.errors import FeatureMissing
 from tlsched.tc import changes as ch
-from tlsched.tc.observed import EGRESS, Filter, Qdisc, Stats
+from tlsched.tc.observed import CLSACT_PARENT, EGRESS, Filter, Qdisc, Stats
 from tlsched.tc.tree import ROOT_KIND, ROOT_PARENT, HtbClass, Leaf
 
 ADD = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
@@ -40,7 +40,8 @@ PUT = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
 EDIT = NLM_F_REQUEST | NLM_F_ACK
 DUMP = NLM_F_REQUEST | NLM_F_DUMP
 
-CLSACT_HANDLE, CLSACT_PARENT = 0xFFFF0000, 0xFFFFFFF1  # TC_H_CLSACT, <linux/pkt_sched.h>
+CLSACT_HANDLE = 0xFFFF0000
+TCA_INGRESS_BLOCK, TCA_EGRESS_BLOCK = 13, 14  # <linux/rtnetlink.h>
 LINKLAYER_ETHERNET = 1  # TC_LINKLAYER_ETHERNET: exact lengths, no rate table needed
 DIRECT_PACKETS = 1000  # HTB's own queue while the default class is missing (htb_init)
 HTB_VERSION = 3
@@ -116,6 +117,8 @@ def qdisc(message: tcmsg) -> Qdisc:
     options = message.get_attr("TCA_OPTIONS")
     kind = message.get_attr("TCA_KIND")
     init = options.get_attr("TCA_HTB_INIT") if kind == ROOT_KIND else None
+    # pyroute2 does not know the attributes of blocks and gives their numbers only.
+    unknown = {value["header"]["type"] for name, value in message["attrs"] if name == "UNKNOWN"}
     return Qdisc(
         kind=kind,
         handle=message["handle"],
@@ -123,6 +126,8 @@ def qdisc(message: tcmsg) -> Qdisc:
         limit_bytes=options["limit"] if kind == "bfifo" else None,
         default_minor=init["defcls"] if init else None,
         stats=stats(message),
+        shares_ingress=TCA_INGRESS_BLOCK in unknown,
+        shares_egress=TCA_EGRESS_BLOCK in unknown,
     )
 
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tlsched.bands import ROOT_HANDLE
-from tlsched.tc.tree import ROOT_KIND, ROOT_PARENT, HtbClass
+from tlsched.tc.tree import DEFAULT_MINOR, INNER_CLASSID, ROOT_KIND, ROOT_PARENT, HtbClass
 
 EGRESS = 0xFFFFFFF3  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS), <linux/pkt_sched.h>
 INGRESS = 0xFFFFFFF2
+CLSACT_PARENT = 0xFFFFFFF1  # TC_H_CLSACT, and TC_H_INGRESS: a link has one of the two
 
 # Where our classifier sits, always: so that a second attach replaces it and adds no other.
 FILTER_PRIO = 0x7150
@@ -32,7 +33,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Qdisc:
-    """One qdisc. ``limit_bytes`` is a bfifo's, ``default_minor`` an HTB's; None on others."""
+    """One qdisc. ``limit_bytes`` is a bfifo's, ``default_minor`` an HTB's; None on others.
+
+    ``shares_ingress`` and ``shares_egress``: its filters are a numbered block that other links
+    may use as well (tc(8), ingress_block and egress_block).
+    """
 
     kind: str
     handle: int
@@ -40,6 +45,8 @@ class Qdisc:
     limit_bytes: int | None = None
     default_minor: int | None = None
     stats: Stats = Stats()
+    shares_ingress: bool = False
+    shares_egress: bool = False
 
     @property
     def is_kernel_default(self) -> bool:
@@ -71,7 +78,10 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that tlsched looks at on one interface, read at one time."""
+    """All that tlsched looks at on one interface, read at one time.
+
+    ``filters`` are those at clsact, ``root_filters`` those at our HTB, where none should be.
+    """
 
     iface: str
     ifindex: int
@@ -79,6 +89,7 @@ class Observed:
     classes: tuple[HtbClass, ...] = ()
     class_stats: Mapping[int, Stats] = field(default_factory=dict)
     filters: tuple[Filter, ...] = ()
+    root_filters: tuple[Filter, ...] = ()
 
     @property
     def root(self) -> Qdisc | None:
@@ -87,11 +98,17 @@ class Observed:
 
     @property
     def has_our_root(self) -> bool:
-        """Whether the root is the one that attach makes."""
-        return self.root is not None and (self.root.kind, self.root.handle) == (
-            ROOT_KIND,
-            ROOT_HANDLE,
-        )
+        """Whether the root is the one that attach makes.
+
+        Anybody may choose our handle; nobody else has our default class as well, and either no
+        class yet (an attach that was killed) or the one that all our others are under.
+        """
+        root = self.root
+        if root is None or (root.kind, root.handle) != (ROOT_KIND, ROOT_HANDLE):
+            return False
+        if root.default_minor != DEFAULT_MINOR:
+            return False
+        return not self.classes or any(item.classid == INNER_CLASSID for item in self.classes)
 
     @property
     def has_foreign_root(self) -> bool:
@@ -101,7 +118,26 @@ class Observed:
     @property
     def has_clsact(self) -> bool:
         """Whether there is a clsact qdisc, ours or not."""
-        return any(qdisc.kind == "clsact" for qdisc in self.qdiscs)
+        return self.clsact is not None
+
+    @property
+    def clsact(self) -> Qdisc | None:
+        """The clsact qdisc, ours or not."""
+        return next((qdisc for qdisc in self.qdiscs if qdisc.kind == "clsact"), None)
+
+    @property
+    def foreign_ingress(self) -> Qdisc | None:
+        """The qdisc that takes clsact's place: "ingress", which has no egress hook."""
+        held = (qdisc for qdisc in self.qdiscs if qdisc.parent == CLSACT_PARENT)
+        return next((qdisc for qdisc in held if qdisc.kind != "clsact"), None)
+
+    @property
+    def foreign_classifier(self) -> Filter | None:
+        """Somebody else's filter where ours would go."""
+        if self.classifier is not None:
+            return None
+        there = (item for item in self.filters if item.parent == EGRESS)
+        return next((item for item in there if item.prio == FILTER_PRIO), None)
 
     @property
     def classifier(self) -> Filter | None:
@@ -118,9 +154,10 @@ class Observed:
         """Whether attach made the clsact qdisc.
 
         The filter's name says so. Without the filter, a tree of ours beside an empty clsact is
-        what an attach leaves that was killed between its last two steps.
+        what an attach leaves that was killed between its last two steps. Ours shares no block.
         """
-        if not self.has_clsact:
+        clsact = self.clsact
+        if clsact is None or clsact.shares_ingress or clsact.shares_egress:
             return False
         if self.classifier is not None:
             return self.classifier.name == NAME_OWNER

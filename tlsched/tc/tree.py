@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tlsched.bands import MAJOR, ROOT_HANDLE, Band
+from tlsched.bands import MAJOR, ROOT_HANDLE, Band, all_bands
 
 ROOT_KIND = "htb"
 LEAF_KIND = "bfifo"
 INNER_CLASSID = ROOT_HANDLE | 0x1
+DEFAULT_MINOR = all_bands()[-1].minor
 ROOT_PARENT = 0xFFFFFFFF  # TC_H_ROOT, <linux/pkt_sched.h>
 
 # One GSO packet is up to 64 KiB (GSO_LEGACY_MAX_SIZE, <linux/netdevice.h>).
