@@ -16,6 +16,7 @@ from tlsched.errors import (
     ApplyError,
     ForeignQdisc,
     HostError,
+    InterfaceMissing,
     TlschedError,
 )
 from tlsched.linkstatus import LinkStatus, marks_match, status
@@ -97,7 +98,12 @@ def _lock(iface: str, dry_run: bool) -> Iterator[None]:
     if dry_run:
         yield
         return
-    with interface_lock(interface_index(iface), iface):
+    ifindex = interface_index(iface)
+    with interface_lock(ifindex, iface):
+        if interface_index(iface) != ifindex:
+            raise InterfaceMissing(
+                f"{iface} became another interface meanwhile", hint="try again when it is settled"
+            )
         yield
 
 
