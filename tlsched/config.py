@@ -131,9 +131,11 @@ def format_rate(rate_bps: int) -> str:
 def check_iface(iface: str) -> None:
     """Raise ConfigError unless ``iface`` could name an interface (dev_valid_name in the kernel)."""
     bad = not iface or iface in (".", "..") or any(c in "/:" or c.isspace() for c in iface)
+    # Bytes that are no UTF-8 arrive as surrogates (PEP 383); pyroute2 cannot send such a name.
+    bad = bad or any("\ud800" <= c <= "\udfff" for c in iface)
     if bad or len(iface.encode()) > MAX_IFACE_BYTES:
         raise ConfigError(
-            f'"{iface}" cannot be an interface name',
+            f'"{iface.encode(errors="backslashreplace").decode()}" cannot be an interface name',
             hint="see `ip link` for the names of this host's interfaces",
         )
 

@@ -50,7 +50,7 @@ class InterfaceMissing(HostError):
 
 
 class ForeignQdisc(HostError):
-    """The link has a root qdisc that somebody else configured."""
+    """Somebody else's qdisc or filter stands on the link where ours would go."""
 
 
 class ApplyError(TlschedError):
