@@ -75,7 +75,7 @@ def _draw(outcome: Outcome, path: Path) -> None:
         axis.yaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel("bucket, first needed on top")
         axis.invert_yaxis()
-    axes[-1].set_xlim(left=0)
+    axes[-1].set_xlim(0, 1.06 * axes[-1].get_xlim()[1])  # room for the last label
     axes[-1].set_xlabel("seconds after the step() that began the iteration")
     figure.suptitle(
         "Blue: from a bucket's last gradient to its average. Red: the next forward asks for it.",
