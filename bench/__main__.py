@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,11 +56,8 @@ def step_command(
 ) -> None:
     """Seconds an iteration of a replayed VGG-16 at a tenth, 4 hosts, 1 Gbit/s."""
     names = policies.split(",")
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=len(names) * rounds)
-        rows, lab = step_bench.measure(
-            names, rounds, lambda what: progress.update(task, advance=1, description=what)
-        )
+    with _progress(len(names) * rounds) as step:
+        rows, lab = step_bench.measure(names, rounds, step)
     _show(f"step, floor {rows[0]['floor_s']:.3f} s", ("policy",), "iteration_s", rows, "{:.3f}")
     record.save(json_file, "step", rows, lab=lab)
 
@@ -66,11 +65,8 @@ def step_command(
 @app.command("overhead")
 def overhead_command(rounds: Rounds = 3, json_file: Json = None) -> None:
     """Speed and memory beside DDP where communication is a tenth of the compute."""
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=2 * rounds + 2)
-        rows = overhead.measure(
-            rounds, lambda what: progress.update(task, advance=1, description=what)
-        )
+    with _progress(2 * rounds + 2) as step:
+        rows = overhead.measure(rounds, step)
     _show("overhead, s/iteration", ("policy", "of_ddp"), "iteration_s", rows, "{:.4f}")
     _show("overhead, peak MiB", ("policy",), "peak_mib", rows, "{:.0f}")
     record.save(json_file, "overhead", rows)
@@ -95,6 +91,14 @@ def all_command(
     bucket_command(json_file=out / "bucket.json")
     overhead_command(json_file=out / "overhead.json")
     step_command(json_file=out / "step.json")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar of ``total`` steps, and what to call with a line before each of them."""
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=total)
+        yield lambda what: progress.update(task, advance=1, description=what)
 
 
 def _show(

@@ -121,7 +121,7 @@ def leaf_handle(band: Band) -> int:
 
 
 def leaf_limit_bytes(rate_bps: int) -> int:
-    """Bound of a leaf queue: 8 ms of the link's rate, but room for four GSO packets at least."""
+    """Bound of a leaf queue: LEAF_S of the link's rate, four GSO packets at least."""
     return max(MIN_LEAF_BYTES, int(rate_bps / 8 * LEAF_S))
 
 
