@@ -38,7 +38,7 @@ MAY_IMPORT = {
 # Who may import which package from outside the standard library.
 USERS = {
     "pyroute2": ("tc.kernel", "tc.messages"),
-    "bcc": ("ebpf.program",),
+    "bcc": ("ebpf.compiler",),
     "numpy": ("planning", "shim", "demo"),
     "torch": ("shim", "demo"),
     "sklearn": ("demo",),

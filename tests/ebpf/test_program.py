@@ -16,7 +16,7 @@ import pytest
 
 from tests.ebpf import testrun
 from tlsched.bands import all_bands
-from tlsched.ebpf import abi, libbpf, maps, program
+from tlsched.ebpf import abi, compiler, libbpf, maps, program
 from tlsched.errors import ConfigError, FeatureMissing, HostError
 
 CLANG_NOISE = "int tlsched(struct __sk_buff *skb) { return no_such_thing; }"
@@ -199,9 +199,9 @@ def test_no_bcc_and_the_wrong_bcc_are_told_apart(
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
     else:
         monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(program, "_DEBIAN_PACKAGES", tmp_path / "absent")
+    monkeypatch.setattr(compiler, "_DEBIAN_PACKAGES", tmp_path / "absent")
     with pytest.raises(FeatureMissing) as caught:
-        program._import_bcc()
+        compiler._import_bcc()
     assert expected in caught.value.message
     assert "apt install python3-bpfcc" in caught.value.hint
 

@@ -1,75 +1,19 @@
-"""Compile and load the classifier: the only user of bcc.
-
-bcc gets our own stub headers (``uapi/``) instead of the kernel's, since the program needs
-nothing but ``struct __sk_buff``; so no headers package is needed on any kernel. Compiling takes
-about half a second and 125 MB, all of it given back when the process ends.
-"""
+"""The classifier as a loaded program, its marks filled in."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import importlib.metadata
-import importlib.util
-import os
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, Self
 
 from tlsched.bands import Band
-from tlsched.ebpf import abi, libbpf, maps
-from tlsched.errors import ConfigError, FeatureMissing, HostError, PermissionMissing
+from tlsched.ebpf import abi, compiler, maps
+from tlsched.errors import ConfigError
 
-_HERE = Path(__file__).parent
-_SOURCE = _HERE / "classify.bpf.c"
-_STUB_HEADERS = _HERE / "uapi"
-_DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
-_INSTALL_BCC = "apt install python3-bpfcc"
-
-# Bits of CapEff in /proc/self/status (capabilities(7), linux/capability.h).
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_BPF = 12, 21, 39
-
-# A load changes the environment and standard error of the whole process for half a second.
-_one_load_at_a_time = threading.Lock()
+_SOURCE = Path(__file__).parent / "classify.bpf.c"
 
 
-class Classifier:
-    """A loaded classifier; a context manager. The kernel frees it with its last user.
-
-    ``fd`` is the program's descriptor until :meth:`close`; ``tag`` is the kernel's digest of its
-    instructions in hex, equal for equal programs.
-    """
-
-    def __init__(self, fd: int) -> None:
-        """Take over ``fd``."""
-        info, _ = libbpf.program_info(fd)
-        self.fd = fd
-        self.program_id: int = info.id
-        self.tag = bytes(info.tag).hex()
-        self.name: str = info.name.decode()
-
-    def close(self) -> None:
-        """Close the descriptor (a filter that holds the program keeps it). May be called twice."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __enter__(self) -> Self:
-        """The classifier itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the descriptor."""
-        self.close()
+class Classifier(compiler.LoadedProgram):
+    """A loaded classifier; a filter on a link keeps it after it is closed here."""
 
 
 def load(bands: Sequence[Band]) -> Classifier:
@@ -84,159 +28,6 @@ def load(bands: Sequence[Band]) -> Classifier:
             f"the classifier needs the bands {', '.join(maps.BAND_NAMES)}, got {names}",
             hint="use tlsched.bands.all_bands()",
         )
-    _require_capabilities()
-    bcc = _import_bcc()
-    with _one_load_at_a_time, _Diagnostics() as diagnostics, _stub_headers():
-        module = _compile(bcc, diagnostics)
-        try:
-            maps.write_marks(module[abi.MARKS_MAP.encode()].map_fd, bands)
-            fd = _load_function(bcc, module, diagnostics)
-        finally:
-            module.cleanup()
-    return Classifier(fd)
-
-
-def _compile(bcc: ModuleType, diagnostics: _Diagnostics) -> Any:
-    """A bcc.BPF: the program compiled, its maps made."""
-    # bcc appends to the list that it is given, and to its own default: pass a fresh one.
-    cflags = [f"-I{_HERE}", "-Wall", "-Wno-unused-function"]
-    try:
-        return bcc.BPF(text=_SOURCE.read_bytes(), cflags=cflags)
-    except Exception as error:  # bcc raises nothing more specific
-        raise diagnostics.explain("compile", error) from error
-
-
-def _load_function(bcc: ModuleType, module: Any, diagnostics: _Diagnostics) -> int:
-    """The loaded program's descriptor, which stays open when bcc closes its own."""
-    try:
-        function = module.load_func(abi.PROGRAM_NAME.encode(), bcc.BPF.SCHED_CLS)
-    except Exception as error:  # bcc raises nothing more specific
-        raise diagnostics.explain("load", error) from error
-    return fcntl.fcntl(function.fd, fcntl.F_DUPFD_CLOEXEC, 0)
-
-
-class _Diagnostics:
-    """Standard error kept aside meanwhile: bcc prints clang's and the verifier's words there."""
-
-    def __enter__(self) -> Self:
-        # In memory: /tmp may be read-only, or full.
-        self._file = open(os.memfd_create("tlsched-diagnostics"), "w+b")
-        if sys.stderr is not None:
-            sys.stderr.flush()
-        self._stderr = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        os.dup2(self._stderr, 2)
-        os.close(self._stderr)
-        self._file.close()
-
-    def explain(self, step: str, error: Exception) -> HostError:
-        """The error to raise for bcc's: a missing permission, or the first useful line."""
-        self._file.seek(0)
-        text = self._file.read().decode(errors="replace")
-        if os.strerror(errno.EPERM) in text or "super-user" in str(error):
-            return _permission_missing()
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        useful = [line for line in lines if "error" in line] or lines or [str(error)]
-        return FeatureMissing(
-            f"bcc could not {step} the classifier: {useful[0]}",
-            hint="this kernel or this bcc is not one that tlsched knows: please report the line",
-        )
-
-
-@contextlib.contextmanager
-def _stub_headers() -> Iterator[None]:
-    """BCC_KERNEL_SOURCE points to our headers meanwhile; bcc reads it from the C environment."""
-    before = os.environ.get("BCC_KERNEL_SOURCE")
-    os.environ["BCC_KERNEL_SOURCE"] = str(_STUB_HEADERS)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["BCC_KERNEL_SOURCE"]
-        else:
-            os.environ["BCC_KERNEL_SOURCE"] = before
-
-
-def _require_capabilities() -> None:
-    """Raise PermissionMissing unless this process may load a classifier (capabilities(7))."""
-    status = Path("/proc/self/status").read_text()
-    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
-    held = int(effective.split()[1], 16)
-
-    def has(capability: int) -> bool:
-        return bool(held >> capability & 1)
-
-    if not has(_CAP_NET_ADMIN) or not (has(_CAP_BPF) or has(_CAP_SYS_ADMIN)):
-        raise _permission_missing()
-
-
-def _permission_missing() -> PermissionMissing:
-    return PermissionMissing(
-        "no permission to load a BPF classifier: CAP_BPF and CAP_NET_ADMIN are needed",
-        hint="run it as root, in a container with both capabilities and bpf(2) allowed",
-    )
-
-
-def _import_bcc() -> ModuleType:
-    """The BPF Compiler Collection, also from a virtual environment that does not see Debian's.
-
-    Raises FeatureMissing when there is none, and says so when another package bears its name.
-    """
-    found = _found_on_path()
-    for folder in (found, _DEBIAN_PACKAGES / "bcc"):
-        if folder is not None and (folder / "libbcc.py").is_file():
-            return _import_from(folder)
-    if found is None:
-        raise FeatureMissing("bcc, the BPF compiler, is missing", hint=_INSTALL_BCC)
-    raise FeatureMissing(
-        f"the Python package {_describe_installed_bcc()} is not the BPF compiler of that name",
-        hint=f"{_INSTALL_BCC}; pip uninstall bcc",
-    )
-
-
-def _found_on_path() -> Path | None:
-    """The folder (or file) of whatever ``import bcc`` would import."""
-    try:
-        spec = importlib.util.find_spec("bcc")
-    except ValueError:  # a module without a spec was put into sys.modules by hand
-        return None
-    if spec is None:
-        return None
-    locations = list(spec.submodule_search_locations or [])
-    return Path(locations[0] if locations else spec.origin or "bcc")
-
-
-def _describe_installed_bcc() -> str:
-    try:
-        package = importlib.metadata.metadata("bcc")
-    except importlib.metadata.PackageNotFoundError:
-        return "'bcc'"
-    return f"'bcc' {package['Version']} ({package['Summary'] or 'crystallography'})"
-
-
-def _import_from(folder: Path) -> ModuleType:
-    """Import bcc by path, under a name of our own: another `bcc` may have been imported already."""
-    name = "_tlsched_bcc"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (OSError, ImportError) as error:  # libbcc.so.0 missing, or of another version
-        del sys.modules[name]
-        raise FeatureMissing(f"bcc cannot be loaded: {error}", hint=_INSTALL_BCC) from error
-    return module
+    with compiler.compiled(_SOURCE, "classifier") as module:
+        maps.write_marks(module.map_fd(abi.MARKS_MAP), bands)
+        return Classifier(module.load(abi.PROGRAM_NAME, compiler.ProgramType.SCHED_CLS))
