@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
+from tlsched.bands import DEFAULT_BAND, DEFAULT_DSCPS, ROOT_HANDLE, Band, all_bands
 from tlsched.config import check_iface
 from tlsched.errors import ConfigError, HostError, InterfaceMissing, PermissionMissing
 from tlsched.tc import diff
 from tlsched.tc.changes import show
+from tlsched.tc.drift import ABSENT, Drift, of_changes
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
+from tlsched.tc.tree import ROOT_KIND
 
 if TYPE_CHECKING:
     from tlsched.ebpf.maps import Counters
@@ -39,8 +41,8 @@ class LinkStatus:
     """The state of one interface.
 
     ``rate_bps`` in bit/s and ``classifier`` ("bpf") are None where there is none; ``qdisc`` is
-    the kind of the root. ``drift`` says in words what differs from what attach set up, ``share`` is
-    the part of the rate that the default band is guaranteed; both are for people.
+    the kind of the root. ``drift`` says what differs from what attach set up. ``default_share`` is
+    the part of the rate that the default band is guaranteed, None where no tree says so.
     """
 
     iface: str
@@ -49,15 +51,22 @@ class LinkStatus:
     qdisc: str | None
     classifier: str | None
     bands: tuple[BandStatus, ...]
-    drift: tuple[str, ...] = ()
-    share: float | None = None
+    drift: tuple[Drift, ...] = ()
+    default_share: float | None = None
+
+    @property
+    def unclassified_share(self) -> float | None:
+        """The part of all bytes so far that no lane claimed; None before the first packet."""
+        total = sum(band.bytes for band in self.bands)
+        default = sum(band.bytes for band in self.bands if band.name == DEFAULT_BAND)
+        return default / total if total else None
 
     def as_dict(self) -> dict[str, Any]:
         """The status as the command line prints it with --json."""
         values = asdict(self)
-        values.pop("drift")
-        values.pop("share")
         values["bands"] = list(values["bands"])
+        values["drift"] = [drift.as_dict() for drift in self.drift]
+        values["unclassified_share"] = self.unclassified_share
         return values
 
 
@@ -101,19 +110,21 @@ def _link_status(observed: Observed) -> LinkStatus:
         classifier=None if observed.classifier is None else "bpf",
         bands=tuple(_band_status(observed, band, counters) for band in bands),
         drift=tuple(drift),
-        share=None if tree is None else tree.classes[-1].rate_bps / tree.classes[0].rate_bps,
+        default_share=None
+        if tree is None
+        else tree.classes[-1].rate_bps / tree.classes[0].rate_bps,
     )
 
 
 def _read_classifier(
     observed: Observed,
-) -> tuple[tuple[Band, ...], Mapping[str, Counters], list[str]]:
+) -> tuple[tuple[Band, ...], Mapping[str, Counters], list[Drift]]:
     """The bands as the classifier knows them, its counters, and what is wrong with it."""
     from tlsched.ebpf import maps
 
     ours = observed.classifier
     if ours is None or ours.program_id is None:
-        return all_bands(), {}, ["the classifier is missing at clsact egress"]
+        return all_bands(), {}, [Drift("classifier at clsact egress", ABSENT, "there")]
     try:
         dscps = [mark.dscp for mark in maps.read_marks(ours.program_id) if mark.dscp is not None]
         bands = all_bands(dscps)
@@ -122,23 +133,28 @@ def _read_classifier(
     except PermissionMissing:
         raise
     except (HostError, ConfigError) as error:
-        return all_bands(DEFAULT_DSCPS), {}, [f"the classifier is not tlsched's: {error.message}"]
-    return bands, counters, [] if good else ["the classifier goes by other marks"]
+        wrong = Drift("classifier", f"another program ({error.message})", "tlsched's")
+        return all_bands(DEFAULT_DSCPS), {}, [wrong]
+    if good:
+        return bands, counters, []
+    return bands, counters, [Drift("marks in the classifier", "others", "those of six lanes")]
 
 
-def _tree_drift(observed: Observed) -> list[str]:
+def _tree_drift(observed: Observed) -> list[Drift]:
     if not observed.has_our_root:
         root = observed.root
-        there = "nothing" if root is None else f"{root.kind} {show(root.handle)}"
-        return [f"the root qdisc is {there} and not htb of tlsched"]
+        there = ABSENT if root is None else f"{root.kind} {show(root.handle)}"
+        return [Drift("root qdisc", there, f"{ROOT_KIND} {show(ROOT_HANDLE)} of tlsched")]
     tree = diff.implied_tree(observed)
     if tree is None:
-        return ["the tree has no classes"]
+        return [Drift("classes", ABSENT, "one for the link and one for each band")]
     bare = replace(observed, root_filters=())  # they alone would have the whole tree rebuilt
-    wrong = [f"attach would {change.describe()}" for change in diff.tree_changes(bare, tree)]
     kinds = sorted({f"{item.kind} prio {item.prio}" for item in observed.root_filters})
-    past = "at the root sends packets past the classifier"
-    return [*wrong, *(f"a filter of somebody else's ({kind}) {past}" for kind in kinds)]
+    past = "there, sending packets past the classifier"
+    foreign = [
+        Drift(f"filter of somebody else's at the root ({kind})", past, ABSENT) for kind in kinds
+    ]
+    return [*of_changes(diff.tree_changes(bare, tree)), *foreign]
 
 
 def _band_status(observed: Observed, band: Band, counters: Mapping[str, Counters]) -> BandStatus:

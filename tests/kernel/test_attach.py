@@ -26,7 +26,8 @@ def test_attach_status_detach(netns_pair: Pair) -> None:
 
     attach(host, dev)
     (link,) = tlsched_json(host, "status")
-    assert list(link) == ["iface", "state", "rate_bps", "qdisc", "classifier", "bands"]
+    keys = ["iface", "state", "rate_bps", "qdisc", "classifier", "bands"]
+    assert list(link) == [*keys, "drift", "default_share", "unclassified_share"]
     assert (link["iface"], link["state"]) == (dev, "attached")
     assert (link["rate_bps"], link["qdisc"], link["classifier"]) == (10**9, "htb", "bpf")
     marks = [(band["name"], band["priority"], band["dscp"]) for band in link["bands"]]

@@ -98,7 +98,7 @@ def test_a_filter_at_our_root_is_drift_and_mended(netns_pair: Pair) -> None:
     (link,) = status(host)
     assert link.state == "drifted"
     (line,) = link.drift
-    assert "u32 prio 5" in line
+    assert "u32 prio 5" in line.what
     attach(host, dev)
     assert state(host, dev) == "attached"
     detach(host, dev)

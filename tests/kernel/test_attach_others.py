@@ -114,7 +114,8 @@ def test_drift_has_its_own_exit_code_and_says_what_drifted(netns_pair: Pair) -> 
     host, dev = netns_pair.a, netns_pair.a.dev
     attach(host, dev)
     host.run("tc", "filter", "delete", "dev", dev, "egress")
-    assert "classifier is missing" in tlsched(host, "status", "--iface", dev, code=4).stdout
+    said = tlsched(host, "status", "--iface", dev, code=4).stdout
+    assert "classifier at clsact egress is absent" in said
 
 
 @pytest.mark.parametrize("kind", DRIFTS)

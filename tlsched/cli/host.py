@@ -143,14 +143,16 @@ def _print_links(links: list[LinkStatus]) -> None:
         typer.echo("no interface is attached")
     for link in links:
         rate = "" if link.rate_bps is None else f", {format_rate(link.rate_bps)}"
-        if link.share is not None:
-            rate += f", default share {link.share:.3g}"
+        if link.default_share is not None:
+            rate += f", default share {link.default_share:.3g}"
         classifier = link.classifier or "no classifier"
         typer.echo(f"{link.iface}: {link.state}{rate} (qdisc {link.qdisc}, {classifier})")
         for line in link.drift:
             typer.echo(f"  drift: {line}")
         if link.bands:
             _print_bands(link)
+        if link.unclassified_share is not None:
+            typer.echo(f"no lane claimed {link.unclassified_share:.1%} of the bytes")
 
 
 def _print_bands(link: LinkStatus) -> None:

@@ -69,7 +69,7 @@ class AddClass(Change):
         """What the change does, in one line."""
         new = self.new
         return (
-            f"add class {_named(new.classid)} under {show(new.parent)}: prio {new.prio},"
+            f"add class {named(new.classid)} under {show(new.parent)}: prio {new.prio},"
             f" rate {format_rate(new.rate_bps)}, ceil {format_rate(new.ceil_bps)}"
         )
 
@@ -83,12 +83,9 @@ class ChangeClass(Change):
 
     def describe(self) -> str:
         """What the change does, in one line."""
-        steps = [
-            f"{label} {form(getattr(self.old, field))} -> {form(getattr(self.new, field))}"
-            for label, field, form in _CLASS_FIELDS
-            if getattr(self.old, field) != getattr(self.new, field)
-        ]
-        return f"change class {_named(self.new.classid)}: {', '.join(steps)}"
+        pairs = class_differences(self.old, self.new)
+        steps = [f"{label} {old} -> {new}" for label, old, new in pairs]
+        return f"change class {named(self.new.classid)}: {', '.join(steps)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class SetLeaf(Change):
     def describe(self) -> str:
         """What the change does, in one line."""
         tail = f", in place of {self.replaces}" if self.replaces else ""
-        return f"add qdisc {_leaf(self.new)} under {_named(self.new.parent)}{tail}"
+        return f"add qdisc {described(self.new)} under {named(self.new.parent)}{tail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +182,17 @@ def show(handle: int) -> str:
     return f"{major:x}:{minor:x}" if minor else f"{major:x}:"
 
 
-def _named(classid: int) -> str:
+def class_differences(old: HtbClass, new: HtbClass) -> list[tuple[str, str, str]]:
+    """In words: each field in which two classes differ, its old and its new value."""
+    return [
+        (label, form(getattr(old, field)), form(getattr(new, field)))
+        for label, field, form in _CLASS_FIELDS
+        if getattr(old, field) != getattr(new, field)
+    ]
+
+
+def named(classid: int) -> str:
+    """A class id as tc writes it, with the band's name: 7150:10 (lane0)."""
     if classid == INNER_CLASSID:
         return f"{show(classid)} (link)"
     order = (classid & 0xFFFF) - 0x10
@@ -195,7 +202,8 @@ def _named(classid: int) -> str:
     return f"{show(classid)} ({DEFAULT_BAND if order == LANE_COUNT else f'lane{order}'})"
 
 
-def _leaf(leaf: Leaf) -> str:
+def described(leaf: Leaf) -> str:
+    """A queue in words: kind, handle and bound."""
     return f"{leaf.kind} {show(leaf.handle)} limit {leaf.limit_bytes} bytes"
 
 
