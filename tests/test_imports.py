@@ -16,13 +16,14 @@ import tlsched
 
 PACKAGE = Path(tlsched.__file__).parent
 ROOT = "__init__"  # the package itself: `import tlsched`
-BASE = {"config", "bands", "errors"}
+BASE = {"config", "bands", "errors", "trust"}
 
 # Who may import whom inside tlsched. `cli` may import anything.
 MAY_IMPORT = {
     "errors": set[str](),
     "bands": {"errors"},
-    "config": {"bands", "errors"},
+    "trust": {"errors"},
+    "config": {"bands", "errors", "trust"},
     "tc": BASE,
     "ebpf": BASE,
     "linkstatus": {"tc", "ebpf", *BASE},

@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 
 from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.errors import ConfigError
+from tlsched.trust import ANY_LOCAL, Trust, check_trust
 
 DEFAULT_SHARE = 0.05
 MIN_SHARE = 0.01
@@ -41,13 +42,15 @@ class LinkSettings:
 
     ``rate_bps`` in bit/s, a multiple of 8 (the kernel counts whole bytes a second);
     ``default_share`` is the part of the rate that the default band always gets; ``dscps``
-    are the lanes' code points, most urgent first. Raises ConfigError for what cannot work.
+    are the lanes' code points, most urgent first; ``trust`` says who may use the lanes. Raises
+    ConfigError for what cannot work.
     """
 
     iface: str
     rate_bps: int
     default_share: float = DEFAULT_SHARE
     dscps: tuple[int, ...] = DEFAULT_DSCPS
+    trust: Trust = ANY_LOCAL
 
     def __post_init__(self) -> None:
         """Check everything at once."""
@@ -55,6 +58,7 @@ class LinkSettings:
         check_rate(self.rate_bps)
         _check_share(self.default_share, self.rate_bps)
         all_bands(self.dscps)  # raises for bad code points
+        check_trust(self.trust)
 
     @property
     def share_bps(self) -> int:
