@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "bands": {"errors"},
     "trust": {"errors"},
     "config": {"bands", "errors", "trust"},
+    "cgroups": {"errors"},
     "tc": BASE,
     "ebpf": BASE,
     "linkstatus": {"tc", "ebpf", *BASE},
