@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "tc": BASE,
     "ebpf": BASE,
     "linkstatus": {"tc", "ebpf", *BASE},
+    "metrics": {"linkstatus"},
     "control": {"linkstatus", "tc", "ebpf", *BASE},
     "lab": BASE,
     "planning": {"bands", "errors"},
@@ -47,6 +48,7 @@ USERS = {
     "matplotlib": ("demo",),
     "typer": ("cli",),
     "rich": ("cli",),
+    "prometheus_client": ("metrics",),
 }
 
 # As if tlsched had been installed without its extras on a host without bcc.
