@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -99,9 +99,10 @@ def _show(refreshes: Iterator[Traffic], as_json: bool) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}  # "[fd00::1]:80"
+    console = Console(**plain)
     if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_COLUMNS)
+        console = Console(**plain, width=PIPE_COLUMNS)
         for traffic in refreshes:
             console.print(_screen(traffic))
         return
