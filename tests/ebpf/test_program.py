@@ -156,8 +156,8 @@ def test_c_and_python_agree_on_the_maps(classifier: program.Classifier) -> None:
             info = libbpf.map_info(fd)
             shapes[info.name.decode()] = (info.key_size, info.value_size, info.max_entries)
     assert shapes == {
-        abi.MARKS_MAP: (4, ctypes.sizeof(abi.MarkValue), abi.MARK_COUNT),
-        abi.COUNTERS_MAP: (4, ctypes.sizeof(abi.CountersValue), abi.BAND_COUNT),
+        name: (ctypes.sizeof(key), ctypes.sizeof(value), entries)
+        for name, (key, value, entries) in abi.SHAPES.items()
     }
 
 

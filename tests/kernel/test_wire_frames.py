@@ -146,9 +146,7 @@ def test_a_cut_header_is_no_ip_packet(
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["v4", "v6"])
-def test_a_device_without_ethernet_header(
-    netns_pair: Pair, classifier: program.Classifier, family: socket.AddressFamily
-) -> None:
+def test_a_device_without_ethernet_header(netns_pair: Pair, family: socket.AddressFamily) -> None:
     namespace: Namespace = netns_pair.a
 
     def open_tun() -> int:
@@ -161,8 +159,11 @@ def test_a_device_without_ethernet_header(
         namespace.run("ip", "link", "set", "tun0", "addrgenmode", "none", "up")
         namespace.run("ip", "address", "add", "10.98.0.1/24", "dev", "tun0")
         namespace.run("ip", "address", "add", "fd98::1/64", "dev", "tun0", "nodad")
-        link = wire.make_link(namespace, "tun0", classifier)
-        with namespace.call(socket.socket, family, socket.SOCK_DGRAM) as sock:
+        with (
+            program.load(all_bands(), ethernet=False) as bare,
+            namespace.call(socket.socket, family, socket.SOCK_DGRAM) as sock,
+        ):
+            link = wire.make_link(namespace, "tun0", bare)
             wire.mark(sock, LANE)
             sock.sendto(TOKEN, ("10.98.0.2" if family == socket.AF_INET else "fd98::2", 7150))
         assert lane_packets(link) == 1
@@ -193,7 +194,7 @@ def test_forwarded_packets_stay_out(netns_pair: Pair, classifier: program.Classi
                 token = b"forwarded as " + lane.name.encode()
                 sock.sendto(token, ("198.51.100.2", 7150))
                 arrived = Ether(listener.frame_with(token))
-                assert arrived[IP].tos >> 2 == lane.dscp
+                assert arrived[IP].tos >> 2 == 0
     finally:
         listener.close()
     counters, classes = wire.drained(link)

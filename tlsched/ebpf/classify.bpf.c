@@ -2,10 +2,12 @@
 /*
  * Marks -> band, at clsact egress.
  *
- * A packet of a local socket whose priority and DSCP are both those of one lane gets that lane's
- * class in skb->priority, where HTB looks first. Everything else is the default band's and stays
- * as it is, with one exception: whoever names one of our classes himself (a privileged
- * SO_PRIORITY) is moved to the default class, since a class number is not a mark.
+ * A packet of this host whose priority and DSCP are both those of one lane gets that lane's class
+ * in skb->priority, where HTB looks first; so does a forwarded packet with a lane's DSCP. Both
+ * only if the sender is trusted. Whoever is not loses a lane's DSCP, lest the network ahead serve
+ * him as one. Everything else is the default band's and stays as it is, with one exception:
+ * whoever names one of our classes himself (a privileged SO_PRIORITY) is moved to the default
+ * class, since a class number is not a mark.
  *
  * The verdict is always TC_ACT_UNSPEC: others' filters on the link still see the packet.
  */
@@ -26,17 +28,54 @@
 #define VLAN_TAGS 2
 
 #define IPV4_HEADER 20
+#define IPV4_CHECKSUM 10
+#define IPV4_SOURCE 12
 #define IPV6_HEADER 40
+#define IPV6_SOURCE 8
 
 BPF_ARRAY(marks, struct tlsched_mark, TLSCHED_MARKS);
-BPF_PERCPU_ARRAY(counters, struct tlsched_counters, TLSCHED_BANDS);
+BPF_PERCPU_ARRAY(counters, struct tlsched_counters, TLSCHED_COUNTERS);
+BPF_ARRAY(settings, struct tlsched_settings, 1);
+BPF_HASH(trusted_uids, __u32, __u8, TLSCHED_SET_ENTRIES);
+BPF_HASH(trusted_cgroups, __u64, __u8, TLSCHED_SET_ENTRIES);
+BPF_LPM_TRIE(trusted_v4, struct tlsched_v4_prefix, __u8, TLSCHED_SET_ENTRIES);
+BPF_LPM_TRIE(trusted_v6, struct tlsched_v6_prefix, __u8, TLSCHED_SET_ENTRIES);
+
+/* Where in the frame an IP header stands (0 without Ethernet header), and its fixed part. */
+struct header {
+	__u32 offset;
+	__u8 ip[IPV6_HEADER];
+};
 
 static __always_inline bool is_vlan(__u16 ethertype)
 {
 	return ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_VLAN_SERVICE;
 }
 
-/* Offset 0 stands for the network header, any other counts from the start of the frame. */
+/*
+ * The frame itself is read, from its start, which is where data starts at egress. What goes with
+ * it would be less sure: a packet socket says what it likes in skb->protocol, and the network
+ * header points before or behind the tags, depending on who made the packet.
+ */
+static __always_inline __u16 find_in_frame(struct __sk_buff *skb, __u32 *offset)
+{
+	__u16 ethertype = 0;
+
+	*offset = ETHERTYPE_OFFSET;
+#pragma unroll
+	for (int tag = 0; tag <= VLAN_TAGS; tag++) {
+		if (bpf_skb_load_bytes(skb, *offset, &ethertype, sizeof(ethertype)))
+			return 0;
+		ethertype = bpf_ntohs(ethertype);
+		*offset += sizeof(ethertype);
+		if (!is_vlan(ethertype))
+			break;
+		*offset += VLAN_HEADER - sizeof(ethertype);
+	}
+	return ethertype;
+}
+
+/* A device without Ethernet header (tun, WireGuard) has the network header right. */
 static __always_inline int load(struct __sk_buff *skb, __u32 offset, void *to, __u32 length)
 {
 	if (offset == 0)
@@ -44,80 +83,123 @@ static __always_inline int load(struct __sk_buff *skb, __u32 offset, void *to, _
 	return bpf_skb_load_bytes(skb, offset, to, length);
 }
 
-/* The whole fixed header is read although two bytes would do: half a header is no IP packet. */
-static __always_inline __u32 ip_dscp(struct __sk_buff *skb, __u16 ethertype, __u32 offset)
+/*
+ * Finds the IP header and returns its DSCP. The whole fixed header is read although two bytes
+ * would do: half a header is no IP packet.
+ */
+static __always_inline __u32 read_ip(struct __sk_buff *skb, __u32 flags, struct header *header)
 {
-	__u8 ip[IPV6_HEADER];
+	__u8 *ip = header->ip;
+	__u16 ethertype;
 
+	if (flags & TLSCHED_ETHERNET)
+		ethertype = find_in_frame(skb, &header->offset);
+	else
+		ethertype = bpf_ntohs(skb->protocol);
 	if (ethertype == ETHERTYPE_IPV4) {
-		if (load(skb, offset, ip, IPV4_HEADER) || ip[0] >> 4 != 4)
+		if (load(skb, header->offset, ip, IPV4_HEADER) || ip[0] >> 4 != 4)
 			return TLSCHED_NO_DSCP;
 		if ((ip[0] & 15) * 4 < IPV4_HEADER)
 			return TLSCHED_NO_DSCP;
 		return ip[1] >> 2;
 	}
 	if (ethertype == ETHERTYPE_IPV6) {
-		if (load(skb, offset, ip, IPV6_HEADER) || ip[0] >> 4 != 6)
+		if (load(skb, header->offset, ip, IPV6_HEADER) || ip[0] >> 4 != 6)
 			return TLSCHED_NO_DSCP;
 		return (ip[0] & 15) << 2 | ip[1] >> 6;
 	}
 	return TLSCHED_NO_DSCP;
 }
 
-static __always_inline __u32 packet_dscp(struct __sk_buff *skb)
+static __always_inline bool trusts_source(struct header *header, __u32 flags)
 {
-	__u16 ethertype = bpf_ntohs(skb->protocol);
-	__u32 offset = ETHERTYPE_OFFSET;
+	struct tlsched_v4_prefix v4 = { .bits = 32 };
+	struct tlsched_v6_prefix v6 = { .bits = 128 };
 
-	/*
-	 * No tag, or one that the device will insert. The network header is then right on every
-	 * device, also on those without an Ethernet header.
-	 */
-	if (!is_vlan(ethertype))
-		return ip_dscp(skb, ethertype, 0);
-	/*
-	 * A tag inside the frame. Whether the network header points behind it depends on who made
-	 * the packet (recent packet sockets: yes; frames that came in from a wire: no),
-	 * so the tags are walked from the start of the frame, which is where data starts at egress.
-	 */
-#pragma unroll
-	for (int tag = 0; tag <= VLAN_TAGS; tag++) {
-		if (bpf_skb_load_bytes(skb, offset, &ethertype, sizeof(ethertype)))
-			return TLSCHED_NO_DSCP;
-		ethertype = bpf_ntohs(ethertype);
-		if (!is_vlan(ethertype))
-			return ip_dscp(skb, ethertype, offset + sizeof(ethertype));
-		offset += VLAN_HEADER;
+	if (!(flags & TLSCHED_SOURCES))
+		return false;
+	if (header->ip[0] >> 4 == 4) {
+		__builtin_memcpy(v4.address, header->ip + IPV4_SOURCE, sizeof(v4.address));
+		return trusted_v4.lookup(&v4);
 	}
-	return TLSCHED_NO_DSCP;
+	__builtin_memcpy(v6.address, header->ip + IPV6_SOURCE, sizeof(v6.address));
+	return trusted_v6.lookup(&v6);
 }
 
-/* The lane's mark if both agree, else the default band's. NULL never happens; the verifier asks. */
-static __always_inline const struct tlsched_mark *find_mark(struct __sk_buff *skb)
+/* The socket's cgroup is where it was made in, or its listener was; later moves do not count. */
+static __always_inline bool trusts_cgroup(struct __sk_buff *skb, __u32 levels)
 {
-	__u32 none = TLSCHED_NO_DSCP;
-	__u32 dscp = TLSCHED_NO_DSCP;
-	const struct tlsched_mark *mark;
+	/* Unrolled: without CAP_PERFMON the verifier follows a loop past its end. */
+#pragma unroll
+	for (int level = 0; level < TLSCHED_CGROUP_LEVELS; level++) {
+		__u64 id;
+
+		if (!(levels & 1u << level))
+			continue;
+		id = bpf_skb_ancestor_cgroup_id(skb, level);
+		if (trusted_cgroups.lookup(&id))
+			return true;
+	}
+	return false;
+}
+
+static __always_inline bool trusts_socket(struct __sk_buff *skb,
+					  const struct tlsched_settings *known)
+{
+	__u32 uid;
 
 	/*
-	 * A packet that came in over another link carries no mark of a socket: when the kernel
-	 * forwards it, skb->priority is only a guess from its TOS byte (ip_forward()).
+	 * The kernel also makes packets that have no socket, or that of a connection which is past
+	 * (an acknowledgement in TIME_WAIT). Their priority is the kernel's own, or was that
+	 * connection's: no reason to doubt it where every socket is trusted.
 	 */
-	if (!skb->ingress_ifindex)
-		dscp = packet_dscp(skb);
-	mark = marks.lookup(&dscp);
-	if (mark && mark->priority == skb->priority)
-		return mark;
-	return marks.lookup(&none);
+	if (known->flags & TLSCHED_ANY_LOCAL)
+		return true;
+	/*
+	 * But nobody can say whose they are. They have no cgroup, and must not be asked for their
+	 * owner: it would be the user that stands for all unknown ones.
+	 */
+	if (!bpf_skb_cgroup_id(skb))
+		return false;
+	if (known->flags & TLSCHED_UIDS) {
+		uid = bpf_get_socket_uid(skb);
+		if (trusted_uids.lookup(&uid))
+			return true;
+	}
+	return trusts_cgroup(skb, known->cgroup_levels);
+}
+
+/* Clears the DSCP and keeps the two bits of ECN beside it. Copies a header that others share. */
+static __always_inline void clear_dscp(struct __sk_buff *skb, struct header *header)
+{
+	__u8 was[2] = { header->ip[0], header->ip[1] };
+	__u8 now[2] = { was[0], was[1] & 3 };
+	__u16 from, to;
+	__u8 first;
+
+	/* Without Ethernet header the frame is the packet, or has a header that we do not know. */
+	if (header->offset == 0 && (bpf_skb_load_bytes(skb, 0, &first, 1) || first != was[0]))
+		return;
+	if (was[0] >> 4 == 4) {
+		__builtin_memcpy(&from, was, sizeof(from));
+		__builtin_memcpy(&to, now, sizeof(to));
+		bpf_l3_csum_replace(skb, header->offset + IPV4_CHECKSUM, from, to, sizeof(to));
+		bpf_skb_store_bytes(skb, header->offset, now, sizeof(now), 0);
+		return;
+	}
+	now[0] = was[0] & 0xf0;
+	now[1] = was[1] & 0x3f;
+	/* IPv6 has no checksum that makes up for it in the sum over the packet. */
+	bpf_skb_store_bytes(skb, header->offset, now, sizeof(now), BPF_F_RECOMPUTE_CSUM);
 }
 
 /*
  * wire_len and gso_segs give what the wire will carry: each segment of a GSO packet with headers of
  * its own. HTB counts its classes the same way, so the two can be compared.
  */
-static __always_inline void count(struct __sk_buff *skb, __u32 band)
+static __always_inline void count(struct __sk_buff *skb, __u32 key)
 {
-	struct tlsched_counters *counter = counters.lookup(&band);
+	struct tlsched_counters *counter = counters.lookup(&key);
 
 	if (!counter)
 		return;
@@ -125,12 +207,42 @@ static __always_inline void count(struct __sk_buff *skb, __u32 band)
 	counter->bytes += skb->wire_len;
 }
 
+/*
+ * Whether a packet with a lane's DSCP belongs there. One that came in over another link has no
+ * socket to mark it: when the kernel forwards it, skb->priority is only a guess from its TOS byte
+ * (ip_forward()). So its DSCP alone counts, and its source is asked for.
+ */
+static __always_inline bool belongs(struct __sk_buff *skb, struct header *header,
+				    const struct tlsched_mark *mark,
+				    const struct tlsched_settings *known)
+{
+	bool forwarded = skb->ingress_ifindex;
+
+	if (forwarded ? trusts_source(header, known->flags) : trusts_socket(skb, known))
+		return forwarded || mark->priority == skb->priority;
+	count(skb, TLSCHED_REFUSED);
+	clear_dscp(skb, header);
+	return false;
+}
+
 int tlsched(struct __sk_buff *skb)
 {
-	const struct tlsched_mark *mark = find_mark(skb);
+	__u32 zero = 0, dscp = TLSCHED_NO_DSCP;
+	const struct tlsched_settings *current = settings.lookup(&zero);
+	const struct tlsched_mark *mark, *none = marks.lookup(&dscp);
+	struct tlsched_settings known;
+	struct header header = {};
 
+	/* None of these is ever NULL; the verifier asks. */
+	if (!current || !none)
+		return TC_ACT_UNSPEC;
+	known = *current; /* once: they may change meanwhile */
+	dscp = read_ip(skb, known.flags, &header);
+	mark = marks.lookup(&dscp);
 	if (!mark)
 		return TC_ACT_UNSPEC;
+	if (mark->band != TLSCHED_DEFAULT && !belongs(skb, &header, mark, &known))
+		mark = none;
 	/* The upper half of a class number is the tree's: no packet may name one of ours itself. */
 	if (mark->band != TLSCHED_DEFAULT || skb->priority >> 16 == mark->classid >> 16)
 		skb->priority = mark->classid;

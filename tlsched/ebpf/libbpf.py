@@ -1,4 +1,4 @@
-"""The six calls of libbpf that reading and filling the classifier's maps takes.
+"""The calls of libbpf that reading and filling the classifier's maps takes.
 
 libbpf.so.1 comes with iproute2 and with bcc. Loaded alone it costs some 8 MB and a few
 milliseconds; importing bcc costs nine times as much. libbpf 1.x returns a negative errno
@@ -13,9 +13,11 @@ import errno
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from tlsched.errors import FeatureMissing, HostError, PermissionMissing
+
+Key = TypeVar("Key", bound="ctypes._CData")
 
 _NAME_LENGTH = 16  # BPF_OBJ_NAME_LEN of linux/bpf.h
 _MAX_MAPS = 64  # BPF's own limit of maps in one program (MAX_USED_MAPS)
@@ -128,20 +130,44 @@ def map_info(map_fd: int) -> MapInfo:
     return info
 
 
-def lookup(map_fd: int, key: int, value: ctypes.Array[Any] | ctypes.Structure) -> None:
-    """Fill ``value`` from an array map; a per-CPU map needs one element for each possible CPU."""
+def lookup(map_fd: int, key: int | ctypes._CData, value: ctypes._CData) -> None:
+    """Fill ``value`` from a map; a per-CPU map needs one element for each possible CPU.
+
+    A key that is a Python number is a ``__u32``, as array maps have.
+    """
     call = _library().bpf_map_lookup_elem
-    _checked(
-        call(map_fd, ctypes.byref(ctypes.c_uint32(key)), ctypes.byref(value)), "read the BPF map"
-    )
+    _checked(call(map_fd, _pointer(key), ctypes.byref(value)), "read the BPF map")
 
 
-def update(map_fd: int, key: int, value: ctypes.Structure) -> None:
-    """Write ``value`` into an array map."""
+def update(map_fd: int, key: int | ctypes._CData, value: ctypes._CData) -> None:
+    """Write ``value`` into a map, under a new key or in place of what is there."""
     call = _library().bpf_map_update_elem
-    pointer = ctypes.byref(ctypes.c_uint32(key))
-    result = call(map_fd, pointer, ctypes.byref(value), ctypes.c_uint64(0))
+    result = call(map_fd, _pointer(key), ctypes.byref(value), ctypes.c_uint64(0))
     _checked(result, "fill the BPF map", "CAP_BPF")
+
+
+def delete(map_fd: int, key: int | ctypes._CData) -> None:
+    """Remove a key from a map, which must be there."""
+    result = _library().bpf_map_delete_elem(map_fd, _pointer(key))
+    _checked(result, "remove from the BPF map", "CAP_BPF")
+
+
+def keys(map_fd: int, key_type: type[Key]) -> Iterator[Key]:
+    """All keys of a map that nobody else changes meanwhile (bpf(2), BPF_MAP_GET_NEXT_KEY)."""
+    call = _library().bpf_map_get_next_key
+    before: Key | None = None
+    while True:
+        key = key_type()
+        result = call(map_fd, None if before is None else ctypes.byref(before), ctypes.byref(key))
+        if result == -errno.ENOENT:
+            return
+        _checked(result, "read the BPF map")
+        yield key
+        before = key
+
+
+def _pointer(key: int | ctypes._CData) -> Any:
+    return ctypes.byref(ctypes.c_uint32(key) if isinstance(key, int) else key)
 
 
 def possible_cpus() -> int:

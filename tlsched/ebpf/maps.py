@@ -42,21 +42,31 @@ def read_counters(program_id: int) -> dict[str, Counters]:
     Raises PermissionMissing without CAP_SYS_ADMIN, HostError when the program is gone or is
     not ours.
     """
-    with _open_map(program_id, abi.COUNTERS_MAP, abi.CountersValue, abi.BAND_COUNT) as fd:
-        per_cpu = (abi.CountersValue * libbpf.possible_cpus())()
-        counters = {}
-        for band, name in enumerate(BAND_NAMES):
-            libbpf.lookup(fd, band, per_cpu)
-            packets = sum(value.packets for value in per_cpu)
-            counters[name] = Counters(packets, bytes=sum(value.bytes for value in per_cpu))
-        return counters
+    with open_map(program_id, abi.COUNTERS_MAP) as fd:
+        return {name: _sum(fd, band) for band, name in enumerate(BAND_NAMES)}
+
+
+def read_refused(program_id: int) -> Counters:
+    """What bore a lane's DSCP without being trusted, and lost it; errors as of read_counters.
+
+    It went to the default band, whose counters have it too.
+    """
+    with open_map(program_id, abi.COUNTERS_MAP) as fd:
+        return _sum(fd, abi.REFUSED)
+
+
+def _sum(counters_fd: int, key: int) -> Counters:
+    per_cpu = (abi.CountersValue * libbpf.possible_cpus())()
+    libbpf.lookup(counters_fd, key, per_cpu)
+    packets = sum(value.packets for value in per_cpu)
+    return Counters(packets, bytes=sum(value.bytes for value in per_cpu))
 
 
 def read_marks(program_id: int) -> tuple[Mark, ...]:
     """The marks that the program goes by, lanes first; errors as of :func:`read_counters`."""
     marks = {}
     value = abi.MarkValue()
-    with _open_map(program_id, abi.MARKS_MAP, abi.MarkValue, abi.MARK_COUNT) as fd:
+    with open_map(program_id, abi.MARKS_MAP) as fd:
         for dscp in range(abi.NO_DSCP):
             libbpf.lookup(fd, dscp, value)
             if value.band < LANE_COUNT:
@@ -80,10 +90,9 @@ def write_marks(marks_fd: int, bands: Sequence[Band]) -> None:
 
 
 @contextlib.contextmanager
-def _open_map(
-    program_id: int, name: str, value_type: type[ctypes.Structure], entries: int
-) -> Iterator[int]:
+def open_map(program_id: int, name: str) -> Iterator[int]:
     """The program's map called ``name``; HostError unless it has the shape that we know."""
+    key, value, entries = abi.SHAPES[name]
     with libbpf.program_by_id(program_id) as program_fd:
         _, map_ids = libbpf.program_info(program_fd)
     for map_id in map_ids:
@@ -91,7 +100,8 @@ def _open_map(
             info = libbpf.map_info(fd)
             if info.name.decode() != name:
                 continue
-            if (info.value_size, info.max_entries) != (ctypes.sizeof(value_type), entries):
+            seen = (info.key_size, info.value_size, info.max_entries)
+            if seen != (ctypes.sizeof(key), ctypes.sizeof(value), entries):
                 break
             yield fd
             return
