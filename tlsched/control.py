@@ -7,10 +7,11 @@ was done. :func:`status`, in :mod:`tlsched.linkstatus`, reads all of it back fro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from tlsched import linktrust
 from tlsched.config import LinkSettings, check_iface
 from tlsched.errors import (
     ApplyError,
@@ -22,7 +23,7 @@ from tlsched.errors import (
 from tlsched.linkstatus import LinkStatus, marks_match, status
 from tlsched.tc import diff
 from tlsched.tc.changes import Change, SetFilter, show
-from tlsched.tc.kernel import Kernel, interface_index
+from tlsched.tc.kernel import Kernel, has_ethernet_header, interface_index
 from tlsched.tc.lock import interface_lock
 from tlsched.tc.observed import Observed
 from tlsched.tc.tree import Tree, desired_tree
@@ -58,20 +59,25 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
     restored later. Raises HostError and its kin before anything is changed, and ApplyError
     when a change failed; then what had been changed is undone.
     """
-    from tlsched.ebpf import program  # detach and status need no compiler
+    from tlsched.ebpf import program, trustmaps  # detach and status need no compiler
 
+    trust = trustmaps.resolve(settings.trust)
     tree = desired_tree(settings.rate_bps, settings.share_bps, settings.bands)
     with Kernel() as kernel, _lock(settings.iface, dry_run):
         before = kernel.read(settings.iface)
         _refuse_foreign(before, replace_root)
-        with program.load(settings.bands) as classifier:
+        ethernet = has_ethernet_header(settings.iface)
+        with program.load(settings.bands, trust, ethernet=ethernet) as classifier:
             keep = _is_current(before, classifier, settings)
             changes = diff.attach_changes(before, tree, keep_program=keep)
-            result = "changed" if before.carries_ours else "attached"
-            result = result if changes else "unchanged"
+            retrust = linktrust.planned(before, trust, keep_program=keep)
+            lines = [] if retrust is None else [retrust.describe()]
             if not dry_run:
-                _carry_out(kernel, before, changes, classifier, tree)
-            return _outcome(settings.iface, result, changes, dry_run)
+                with linktrust.applied(retrust):
+                    _carry_out(kernel, before, changes, classifier, tree)
+            result = "changed" if before.carries_ours else "attached"
+            result = result if changes or retrust else "unchanged"
+            return _outcome(settings.iface, result, changes, dry_run, lines)
 
 
 def detach(iface: str, *, dry_run: bool = False) -> Outcome:
@@ -89,8 +95,11 @@ def detach(iface: str, *, dry_run: bool = False) -> Outcome:
         return _outcome(iface, "detached" if changes else "unchanged", changes, dry_run)
 
 
-def _outcome(iface: str, result: str, changes: list[Change], dry_run: bool) -> Outcome:
-    return Outcome(iface, result, tuple(change.describe() for change in changes), dry_run)
+def _outcome(
+    iface: str, result: str, changes: list[Change], dry_run: bool, first: Sequence[str] = ()
+) -> Outcome:
+    lines = (*first, *(change.describe() for change in changes))
+    return Outcome(iface, result, lines, dry_run)
 
 
 @contextlib.contextmanager

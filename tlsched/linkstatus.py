@@ -16,6 +16,7 @@ from tlsched.tc.drift import ABSENT, Drift, of_changes
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
 from tlsched.tc.tree import ROOT_KIND
+from tlsched.trust import Trust
 
 if TYPE_CHECKING:
     from tlsched.ebpf.maps import Counters
@@ -43,6 +44,8 @@ class LinkStatus:
     ``rate_bps`` in bit/s and ``classifier`` ("bpf") are None where there is none; ``qdisc`` is
     the kind of the root. ``drift`` says what differs from what attach set up. ``default_share`` is
     the part of the rate that the default band is guaranteed, None where no tree says so.
+    ``trust`` is who may use the lanes, ``refused`` what bore a lane's DSCP without being trusted,
+    lost it and went to the default band (which counted it too); both are None without classifier.
     """
 
     iface: str
@@ -53,6 +56,8 @@ class LinkStatus:
     bands: tuple[BandStatus, ...]
     drift: tuple[Drift, ...] = ()
     default_share: float | None = None
+    trust: Trust | None = None
+    refused: Counters | None = None
 
     @property
     def unclassified_share(self) -> float | None:
@@ -66,6 +71,8 @@ class LinkStatus:
         values = asdict(self)
         values["bands"] = list(values["bands"])
         values["drift"] = [drift.as_dict() for drift in self.drift]
+        if self.trust is not None:
+            values["trust"]["any_local"] = self.trust.any_local
         values["unclassified_share"] = self.unclassified_share
         return values
 
@@ -100,7 +107,8 @@ def _link_status(observed: Observed) -> LinkStatus:
     if not observed.carries_ours:
         return LinkStatus(observed.iface, "detached", None, root_kind, None, ())
     bands, counters, drift = _read_classifier(observed)
-    drift += _tree_drift(observed)
+    trust, refused, trust_drift = _read_trust(observed) if counters else (None, None, [])
+    drift += [*trust_drift, *_tree_drift(observed)]
     tree = diff.implied_tree(observed)
     return LinkStatus(
         iface=observed.iface,
@@ -113,6 +121,8 @@ def _link_status(observed: Observed) -> LinkStatus:
         default_share=None
         if tree is None
         else tree.classes[-1].rate_bps / tree.classes[0].rate_bps,
+        trust=trust,
+        refused=refused,
     )
 
 
@@ -138,6 +148,19 @@ def _read_classifier(
     if good:
         return bands, counters, []
     return bands, counters, [Drift("marks in the classifier", "others", "those of six lanes")]
+
+
+def _read_trust(observed: Observed) -> tuple[Trust, Counters, list[Drift]]:
+    """Whom our classifier trusts, what it refused, and which trusted cgroups are gone."""
+    from tlsched.ebpf import maps, trustmaps
+
+    assert observed.classifier is not None
+    assert observed.classifier.program_id is not None
+    program_id = observed.classifier.program_id
+    trust, gone = trustmaps.name(trustmaps.read(program_id))
+    # One that is made anew under the same name has another number, and is not trusted.
+    lost = [Drift(f"trusted cgroup number {number}", "gone", "there") for number in gone]
+    return trust, maps.read_refused(program_id), lost
 
 
 def _tree_drift(observed: Observed) -> list[Drift]:

@@ -49,7 +49,7 @@ def compiled_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every load gives the one real program, so that 50 attaches need not compile 50 times."""
     with program.load(all_bands()) as classifier:
 
-        def again(bands: Sequence[Band]) -> program.Classifier:
+        def again(bands: Sequence[Band], *_: object, **__: object) -> program.Classifier:
             assert tuple(bands) == all_bands()
             return program.Classifier(os.dup(classifier.fd))
 

@@ -153,6 +153,11 @@ def _print_links(links: list[LinkStatus]) -> None:
             _print_bands(link)
         if link.unclassified_share is not None:
             typer.echo(f"no lane claimed {link.unclassified_share:.1%} of the bytes")
+        if link.trust is not None:
+            typer.echo(f"trusted: {link.trust.describe()}")
+        if link.refused is not None and link.refused.packets:
+            lost = f"{link.refused.packets} packets, {link.refused.bytes} bytes"
+            typer.echo(f"refused: {lost} of others bore a lane's DSCP, which was cleared")
 
 
 def _print_bands(link: LinkStatus) -> None:

@@ -82,11 +82,11 @@ def _names(ids: frozenset[int]) -> dict[int, str]:
     found = dict[int, str]()
     if not ids:
         return found
-    top = cgroups.find_mount().point
-    for group in cgroups.walk(top):
+    mount = cgroups.find_mount()
+    for group in cgroups.walk(mount.point):
         with contextlib.suppress(OSError):  # gone since it was listed
             if (number := cgroups.cgroup_id(group)) in ids:
-                found[number] = "/" + group.relative_to(top).as_posix().removeprefix(".")
+                found[number] = str(mount.root / group.relative_to(mount.point))
         if len(found) == len(ids):
             break
     return found
@@ -96,7 +96,7 @@ def _levels(group: Path) -> int:
     """The bit of its depth below the root; all of them where the root cannot be seen from here."""
     top = cgroups.find_mount().point
     if not cgroups.is_top(top):
-        return 2**abi.CGROUP_LEVELS - 1
+        return (1 << abi.CGROUP_LEVELS) - 1
     level = len(group.relative_to(top).parts)
     if level >= abi.CGROUP_LEVELS:
         raise ConfigError(
@@ -112,7 +112,7 @@ def read(program_id: int) -> HeldTrust:
         settings = _settings(map_fd)
         present = _present(map_fd)
     return HeldTrust(
-        flags=settings.flags & ~abi.ETHERNET,
+        flags=int(settings.flags) & ~abi.ETHERNET,
         cgroup_levels=settings.cgroup_levels,
         cgroups=frozenset(int.from_bytes(key, sys.byteorder) for key in present[abi.CGROUPS_MAP]),
         uids=frozenset(int.from_bytes(key, sys.byteorder) for key in present[abi.UIDS_MAP]),

@@ -7,8 +7,10 @@ or the kernel feature that is missing.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
+import struct
 from types import TracebackType
 
 from pyroute2 import IPRoute
@@ -27,6 +29,9 @@ from tlsched.errors import (
 from tlsched.tc import messages
 from tlsched.tc.changes import AddRoot, Change, SetFilter, SetLeaf
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
+
+SIOCGIFHWADDR = 0x8927  # <linux/sockios.h>
+ARPHRD_ETHER, ARPHRD_LOOPBACK = 1, 772  # <linux/if_arp.h>
 
 _FEATURES = {
     AddRoot: "the qdisc htb (CONFIG_NET_SCH_HTB)",
@@ -132,6 +137,21 @@ def interface_index(iface: str) -> int:
             f'there is no interface "{iface}" in this network namespace',
             hint="see `ip link` for the names of this host's interfaces",
         ) from error
+
+
+def has_ethernet_header(iface: str) -> bool:
+    """Whether frames on ``iface`` begin with an Ethernet header (netdevice(7), SIOCGIFHWADDR).
+
+    Raises InterfaceMissing without such an interface in the calling thread's namespace.
+    """
+    request = struct.pack("16s24x", iface.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, SIOCGIFHWADDR, request)
+        except OSError as error:
+            raise _disappeared(iface) from error
+    (kind,) = struct.unpack_from("H", answer, 16)
+    return kind in (ARPHRD_ETHER, ARPHRD_LOOPBACK)
 
 
 def _disappeared(iface: str) -> InterfaceMissing:
