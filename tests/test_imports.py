@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "linkstatus": {"tc", "ebpf", *BASE},
     "linktrust": {"tc", "ebpf", *BASE},
     "metrics": {"linkstatus"},
+    "doctor": {"control", "linkstatus", "tc", "ebpf", "cgroups", "netlink", *BASE},
     "netlink": set[str](),
     "sockdiag": {"netlink", "errors"},
     "livetraffic": {"linkstatus", "sockdiag", "bands", "errors"},

@@ -1,10 +1,11 @@
 """The command line: the only package that prints or exits.
 
-Exit codes: 0 done, or already so; 1 a change failed and was undone; 2 bad input, missing
-permission or missing feature (nothing changed); 3 `status`: not attached; 4 `status`: drifted;
-5 what was asked for is done, but its output could not be written (a full disk, said in one line; a
-reader that has closed the pipe, not said). `lab exec` ends with its command's own code, 127
-where there is no such command and 126 where it may not be run.
+Exit codes: 0 done, or already so; 1 a change failed and was undone, or `doctor` found what
+prevents attach; 2 bad input, missing permission or missing feature (nothing changed); 3 `status`:
+not attached; 4 `status`: drifted; 5 what was asked for is done, but its output could not be
+written (a full disk, said in one line; a reader that has closed the pipe, not said). `lab exec`
+ends with its command's own code, 127 where there is no such command and 126 where it may not be
+run.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def _print_error(text: str) -> None:
 
 def main() -> None:
     """Entry point of the `tlsched` command."""
-    from tlsched.cli import demo, host, lab, metrics, top
+    from tlsched.cli import demo, doctor, host, lab, metrics, top
     from tlsched.cli.output import OutputLost, discard, watch
 
     watch()
-    for module in (host, top, metrics, lab, demo):
+    for module in (host, doctor, top, metrics, lab, demo):
         module.register(app)
     # At its end the interpreter searches all that was imported for garbage: 0.1 s of the 0.5 s that
     # `detach` takes, measured. Frozen objects are not searched.

@@ -194,21 +194,36 @@ def _permission_missing(what: str) -> PermissionMissing:
     )
 
 
-def _import_bcc() -> ModuleType:
-    """The BPF Compiler Collection, also from a virtual environment that does not see Debian's.
+def find_bcc() -> Path:
+    """The folder of the BPF Compiler Collection, also of one that a venv does not see (Debian's).
 
     Raises FeatureMissing when there is none, and says so when another package bears its name.
     """
     found = _found_on_path()
     for folder in (found, _DEBIAN_PACKAGES / "bcc"):
-        if folder is not None and (folder / "libbcc.py").is_file():
-            return _import_from(folder)
+        if folder is not None and _is_compiler(folder):
+            return folder
     if found is None:
         raise FeatureMissing("bcc, the BPF compiler, is missing", hint=_INSTALL_BCC)
     raise FeatureMissing(
         f"the Python package {_describe_installed_bcc()} is not the BPF compiler of that name",
         hint=f"{_INSTALL_BCC}; pip uninstall bcc",
     )
+
+
+def other_bcc() -> str | None:
+    """What `import bcc` gives in place of the BPF compiler; None when that or nothing."""
+    found = _found_on_path()
+    return None if found is None or _is_compiler(found) else _describe_installed_bcc()
+
+
+def _is_compiler(folder: Path) -> bool:
+    return (folder / "libbcc.py").is_file()
+
+
+def _import_bcc() -> ModuleType:
+    """The BPF Compiler Collection; errors as of :func:`find_bcc`."""
+    return _import_from(find_bcc())
 
 
 def _found_on_path() -> Path | None:

@@ -21,6 +21,7 @@ Key = TypeVar("Key", bound="ctypes._CData")
 
 _NAME_LENGTH = 16  # BPF_OBJ_NAME_LEN of linux/bpf.h
 _MAX_MAPS = 64  # BPF's own limit of maps in one program (MAX_USED_MAPS)
+_MAX_PROGRAMS = 64  # at one hook (BPF_MPROG_MAX, BPF_CGROUP_MAX_PROGS)
 
 
 class ProgramInfo(ctypes.Structure):
@@ -105,6 +106,22 @@ def map_by_id(map_id: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def programs_at(target: int, hook: int) -> tuple[int, ...]:
+    """Ids of the programs at a hook (``enum bpf_attach_type``) of an interface or a cgroup.
+
+    ``target`` is the interface's number, or the cgroup's descriptor. None on a kernel that does
+    not know the hook. Raises PermissionMissing without CAP_NET_ADMIN (bpf(2), BPF_PROG_QUERY).
+    """
+    ids = (ctypes.c_uint32 * _MAX_PROGRAMS)()
+    count = ctypes.c_uint32(_MAX_PROGRAMS)
+    call = _library().bpf_prog_query
+    result = call(target, hook, ctypes.c_uint32(0), None, ids, ctypes.byref(count))
+    if result == -errno.EINVAL:
+        return ()
+    _checked(result, "list the programs at a hook", "CAP_NET_ADMIN")
+    return tuple(ids[: count.value])
 
 
 def _fill_info(fd: int, info: ctypes.Structure, what: str) -> None:

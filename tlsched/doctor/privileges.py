@@ -1,0 +1,39 @@
+"""Which of the capabilities that tlsched's commands need this process has (capabilities(7))."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tlsched.doctor.finding import Finding
+
+# Bits of CapEff in /proc/PID/status, <linux/capability.h>.
+CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF = 12, 21, 39
+_REMEDY = "run as root (sudo); in a container, add this capability"
+
+
+def held() -> frozenset[int]:
+    """The numbers of the capabilities in effect."""
+    status = Path("/proc/thread-self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    bits = int(line.split()[1], 16)
+    return frozenset(number for number in range(bits.bit_length()) if bits >> number & 1)
+
+
+def findings() -> Iterator[Finding]:
+    """What is missing, and which commands will not do because of it."""
+    have = held()
+    missing = False
+    if CAP_NET_ADMIN not in have:
+        missing = True
+        yield Finding("blocker", "CAP_NET_ADMIN is missing: attach changes a link", _REMEDY)
+    if not have & {CAP_BPF, CAP_SYS_ADMIN}:
+        missing = True
+        yield Finding("blocker", "CAP_BPF is missing: attach loads a classifier", _REMEDY)
+    if CAP_SYS_ADMIN not in have:
+        missing = True
+        yield Finding(
+            "warning", "CAP_SYS_ADMIN is missing: status, top and metrics need it", _REMEDY
+        )
+    if not missing:
+        yield Finding("ok", "the capabilities that all commands need are there")
