@@ -24,6 +24,8 @@ MAY_IMPORT = {
     "bands": {"errors"},
     "trust": {"errors"},
     "config": {"bands", "errors", "trust"},
+    "configfile": BASE,
+    "unitfiles": {"errors"},
     "cgroups": {"errors"},
     "tc": BASE,
     "ebpf": {"cgroups", *BASE},

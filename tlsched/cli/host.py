@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tlsched.bands import DEFAULT_DSCPS
-from tlsched.config import DEFAULT_SHARE, LinkSettings, format_rate, parse_dscps, parse_rate
+from tlsched.config import DEFAULT_SHARE, format_rate
+from tlsched.configfile import attach_options
+from tlsched.errors import InterfaceMissing
 
 if TYPE_CHECKING:
     from tlsched.control import LinkStatus, Outcome
@@ -29,20 +32,31 @@ def register(app: typer.Typer) -> None:
 
 def attach(
     iface: Iface,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A file with a section for the interface; flags override it."),
+    ] = None,
     rate: Annotated[
-        str, typer.Option(help='The link\'s rate: "1gbit", "2.5gbit", "100mbit", or bit/s.')
-    ],
+        str | None, typer.Option(help='The link\'s rate: "1gbit", "2.5gbit", "100mbit", or bit/s.')
+    ] = None,
     share: Annotated[
-        float, typer.Option(help="Part of the rate that all other traffic always gets.")
-    ] = DEFAULT_SHARE,
+        float | None,
+        typer.Option(
+            help="Part of the rate that all other traffic always gets.",
+            show_default=str(DEFAULT_SHARE),
+        ),
+    ] = None,
     dscps: Annotated[
-        str,
-        typer.Option(help="The lanes' code points, most urgent first; training needs the same."),
-    ] = ",".join(map(str, DEFAULT_DSCPS)),
+        str | None,
+        typer.Option(
+            help="The lanes' code points, most urgent first; training needs the same.",
+            show_default=",".join(map(str, DEFAULT_DSCPS)),
+        ),
+    ] = None,
     replace_root: Annotated[
-        bool,
+        bool | None,
         typer.Option("--replace-root", help="Replace a root qdisc that somebody configured."),
-    ] = False,
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -60,16 +74,27 @@ def attach(
 
       tlsched attach --iface eth0 --rate 9.5gbit --share 0.1
 
+      tlsched attach --iface eth0 --config /etc/tlsched/tlsched.toml
+
     Exit codes: 0 attached (or already so), 1 a change failed and was undone, 2 bad input,
     missing permission or missing feature: nothing was changed.
     """
     from tlsched import control
 
-    settings = LinkSettings(iface, parse_rate(rate), default_share=share, dscps=parse_dscps(dscps))
-    _print_outcome(control.attach(settings, dry_run=dry_run, replace_root=replace_root), as_json)
+    flags = {"rate": rate, "share": share, "dscps": dscps, "replace_root": replace_root}
+    wanted = attach_options(iface, config, flags)
+    outcome = control.attach(wanted.settings, dry_run=dry_run, replace_root=wanted.replace_root)
+    _print_outcome(outcome, as_json)
 
 
-def detach(iface: Iface, dry_run: DryRun = False, as_json: Json = False) -> None:
+def detach(
+    iface: Iface,
+    missing_ok: Annotated[
+        bool, typer.Option("--missing-ok", help="An interface that is gone is no error.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
     """Remove what attach put on an interface, and nothing else.
 
     The kernel's default qdisc returns. Where nothing is attached there is nothing to do.
@@ -82,7 +107,12 @@ def detach(iface: Iface, dry_run: DryRun = False, as_json: Json = False) -> None
     """
     from tlsched import control
 
-    outcome = control.detach(iface, dry_run=dry_run)
+    try:
+        outcome = control.detach(iface, dry_run=dry_run)
+    except InterfaceMissing:  # whatever was on it went with it
+        if not missing_ok:
+            raise
+        outcome = control.Outcome(iface, "unchanged", (), dry_run)
     if outcome.result == "unchanged" and not as_json:
         typer.echo(f"{iface}: not attached, nothing to do")
     else:
