@@ -5,6 +5,7 @@ The unit is a template (systemd.unit(5)) in which only the path of tlsched's com
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -75,7 +76,8 @@ def write(files: Iterable[UnitFile]) -> None:
             new.chmod(0o644)
             new.replace(file.path)
         except OSError as error:
-            new.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                new.unlink()
             raise HostError(
                 f"{file.path} cannot be written ({error.strerror})", hint="run it as root"
             ) from error
