@@ -39,12 +39,16 @@ class BandTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
-    """A link's bands; ``rate_bps`` is what it is shaped to, None where it is not."""
+    """A link's bands; ``rate_bps`` is what it is shaped to, None where it is not.
+
+    ``refused_per_s`` are packets that bore a lane's DSCP without being trusted.
+    """
 
     iface: str
     state: State
     rate_bps: int | None
     bands: tuple[BandTraffic, ...]
+    refused_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +97,25 @@ def _lanes(links: tuple[LinkStatus, ...]) -> dict[tuple[int, int], str]:
 def _link(before: LinkStatus, after: LinkStatus, interval_s: float) -> LinkTraffic:
     earlier = {band.name: band for band in before.bands}
     bands = tuple(_band(earlier.get(band.name, band), band, interval_s) for band in after.bands)
-    return LinkTraffic(after.iface, after.state, after.rate_bps, bands)
+    refused = _grown(_refused(before), _refused(after)) / interval_s
+    return LinkTraffic(after.iface, after.state, after.rate_bps, bands, refused)
 
 
 def _band(before: BandStatus, after: BandStatus, interval_s: float) -> BandTraffic:
-    def per_s(old: int, new: int) -> float:
-        # Attached anew in between: what the new program has counted is all there is.
-        return (new - old if new >= old else new) / interval_s
-
     return BandTraffic(
         name=after.name,
-        rate_bps=8 * per_s(before.bytes, after.bytes),
-        packets_per_s=per_s(before.packets, after.packets),
+        rate_bps=8 * _grown(before.bytes, after.bytes) / interval_s,
+        packets_per_s=_grown(before.packets, after.packets) / interval_s,
         backlog_bytes=after.backlog_bytes,
-        drops_per_s=per_s(before.drops, after.drops),
+        drops_per_s=_grown(before.drops, after.drops) / interval_s,
         drops=after.drops,
     )
+
+
+def _refused(link: LinkStatus) -> int:
+    return 0 if link.refused is None else link.refused.packets
+
+
+def _grown(before: int, after: int) -> int:
+    """By how much a counter grew; attached anew in between, all that the new one has counted."""
+    return after - before if after >= before else after

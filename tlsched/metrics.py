@@ -29,6 +29,7 @@ class _Links(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from _of_bands(self._links)
+        yield from _of_refused(self._links)
         yield from _of_links(self._links)
 
 
@@ -82,3 +83,19 @@ def _of_links(links: Sequence[LinkStatus]) -> Iterator[Metric]:
         if link.default_share is not None:
             share.add_metric((link.iface,), link.default_share)
     yield from (state, drifts, rate, share)
+
+
+def _of_refused(links: Sequence[LinkStatus]) -> Iterator[Metric]:
+    packets = CounterMetricFamily(
+        "tlsched_refused_packets",
+        "Packets that bore a lane's DSCP without being trusted, and lost it.",
+        labels=("iface",),
+    )
+    size = CounterMetricFamily(
+        "tlsched_refused_bytes", "Their bytes.", labels=("iface",), unit="bytes"
+    )
+    for link in links:
+        if link.refused is not None:
+            packets.add_metric((link.iface,), link.refused.packets)
+            size.add_metric((link.iface,), link.refused.bytes)
+    yield from (packets, size)

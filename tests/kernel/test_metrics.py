@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.kernel.hostcli import attach, status, tlsched
 from tests.kernel.test_reading import send
 from tests.netns import Pair
+from tlsched import control, livetraffic
 from tlsched.bands import all_bands
+from tlsched.config import LinkSettings
+from tlsched.trust import make_trust
 
 pytestmark = pytest.mark.root
 
@@ -40,6 +44,7 @@ def test_metrics_say_what_status_says(netns_pair: Pair) -> None:
         assert samples["tlsched_band_drops_total", band.name] == band.drops
         assert ("tlsched_band_backlog_bytes", band.name) in samples
     assert samples["tlsched_band_packets_total", "lane2"] == 20
+    assert samples["tlsched_refused_packets_total", ""] == 0
     assert samples["tlsched_link_state", "attached"] == 1
     assert samples["tlsched_link_state", "drifted"] == 0
     assert samples["tlsched_link_drifts", ""] == 0
@@ -52,6 +57,23 @@ def test_types_are_those_that_node_exporter_takes(netns_pair: Pair) -> None:
     lines = tlsched(netns_pair.a, "metrics").stdout.splitlines()
     kinds = {line.split()[3] for line in lines if line.startswith("# TYPE ")}
     assert kinds == {"counter", "gauge"}
+
+
+def test_what_was_refused_is_counted(netns_pair: Pair) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    host.call(control.attach, LinkSettings(dev, 10**9, trust=make_trust(uids=[65533])))
+    send(netns_pair, all_bands()[2], 5)
+    samples = read_back(tlsched(host, "metrics").stdout)
+    assert samples["tlsched_refused_packets_total", ""] == 5
+    assert samples["tlsched_band_packets_total", "lane2"] == 0
+    (traffic,) = host.call(_traffic_since_nothing).links
+    assert traffic.refused_per_s == 5
+
+
+def _traffic_since_nothing() -> livetraffic.Traffic:
+    now = livetraffic.read(None)
+    before = tuple(replace(link, refused=None) for link in now.links)
+    return livetraffic.between(replace(now, at_s=now.at_s - 1, links=before), now)
 
 
 def test_drift_is_counted(netns_pair: Pair) -> None:

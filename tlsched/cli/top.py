@@ -121,7 +121,8 @@ def _screen(traffic: Traffic) -> Group:
     parts: list[Table | str] = []
     for link in traffic.links:
         shaped = "" if link.rate_bps is None else f", {format_rate(link.rate_bps)}"
-        parts += [f"{link.iface}: {link.state}{shaped}", _bands(link), ""]
+        refused = f", {link.refused_per_s:.0f} packets/s refused" if link.refused_per_s else ""
+        parts += [f"{link.iface}: {link.state}{shaped}{refused}", _bands(link), ""]
     if not traffic.links:
         parts += ["no interface is attached", ""]
     if traffic.sockets is None:
