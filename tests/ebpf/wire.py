@@ -168,11 +168,12 @@ class Listener:
     def frame_with(self, token: bytes) -> bytes:
         """The next frame that holds ``token``; TimeoutError after five seconds of silence."""
         while True:
-            frame = self._next()
+            frame = self.next_frame()
             if token in frame:
                 return frame
 
-    def _next(self) -> bytes:
+    def next_frame(self) -> bytes:
+        """The next frame; TimeoutError when there is none for a while."""
         data, ancillary, _, _ = self.sock.recvmsg(70_000, 256)
         for level, kind, value in ancillary:
             if (level, kind) == (SOL_PACKET, PACKET_AUXDATA):

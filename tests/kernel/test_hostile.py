@@ -1,0 +1,168 @@
+"""A hostile neighbour claims lanes by every way there is; those who are trusted do the same beside.
+
+What the trusted ones bring into the lanes alone is measured first; with the neighbour beside them
+it must be the same, to the packet.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from tests.ebpf import wire
+from tests.kernel.claims import claim_everything
+from tests.kernel.neighbourhood import TCP, Wire, attach, build, run_all, seen
+from tests.netns import Namespace, Pair
+from tlsched import cgroups
+from tlsched.bands import lane_bands
+from tlsched.trust import ANY_LOCAL, make_trust
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """The trusted cgroup."""
+    folder = cgroups.find_mount().point / f"tlt-{os.getpid()}-hostile"
+    folder.mkdir()
+    yield folder
+    cgroups.remove(folder)
+
+
+def test_nothing_of_a_neighbour_gets_into_a_lane(
+    netns_pair: Pair, make_netns: Callable[[], Namespace], group: Path
+) -> None:
+    cluster = build(netns_pair, [make_netns(), make_netns()])
+    host = cluster.host
+    attach(host, make_trust(["/" + group.name], sources=["10.78.1.0/24", "fd78:1::/64"]))
+
+    def start(where: Namespace, cgroup: Path | None = None) -> BaseProcess:
+        path = cluster.path(where)
+        return where.spawn(claim_everything, cgroup, path, where == host)
+
+    before = seen(host)
+    run_all(start(host, group), start(cluster.trusted))
+    alone = seen(host).since(before)
+    assert alone.lanes == alone.classes
+    assert min(alone.lanes.values()) > 100
+    assert alone.refused == 0
+
+    before = seen(host)
+    with Wire(cluster.far, "eth0") as arrived:
+        run_all(start(host), start(cluster.foreign))
+    hostile = seen(host).since(before)
+    assert set(hostile.lanes.values()) == set(hostile.classes.values()) == {0}
+    assert hostile.refused > sum(alone.lanes.values())
+    assert arrived.packets > hostile.refused
+    assert (arrived.lane_dscps, arrived.wrong_ecn, arrived.wrong_checksums) == (0, 0, 0)
+
+    before = seen(host)
+    trusted = (start(host, group), start(cluster.trusted))
+    run_all(*trusted, start(host), start(cluster.foreign))
+    together = seen(host).since(before)
+    assert (together.lanes, together.classes) == (alone.lanes, alone.classes)
+    assert together.refused == hostile.refused
+
+
+def lane_packets(host: Namespace, send: Callable[[], object]) -> int:
+    """How many packets ``send`` brings into any lane."""
+    before = seen(host)
+    send()
+    return sum(seen(host).since(before).lanes.values())
+
+
+def test_a_change_of_trust_takes_effect_on_open_sockets(netns_pair: Pair, group: Path) -> None:
+    host, lane = netns_pair.a, lane_bands()[3]
+    attach(host, ANY_LOCAL)
+    program_id = seen(host).program_id
+    with host.call(socket.socket, socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        wire.mark(sock, lane)
+
+        def send() -> None:
+            sock.sendto(b"marked", (netns_pair.b.v4, 7150))
+
+        trusts = ((ANY_LOCAL, 1), (make_trust(["/" + group.name]), 0), (make_trust(uids=[0]), 1))
+        for trust, expected in (*trusts, (make_trust(uids=[1]), 0), (make_trust(["/"]), 1)):
+            attach(host, trust)
+            assert lane_packets(host, send) == expected, trust
+    assert seen(host).program_id == program_id
+
+
+def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
+    host, lane = netns_pair.a, lane_bands()[0]
+    attach(host, make_trust(uids=[4242]))
+
+    def send_as(uid: int) -> None:
+        def inside() -> None:
+            os.setgid(uid)
+            os.setuid(uid)
+            with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+                wire.mark(sock, lane)
+                sock.sendto(b"marked", (netns_pair.b.v6, 7150))
+
+        run_all(host.spawn(inside))
+
+    assert lane_packets(host, lambda: send_as(4242)) == 1
+    assert lane_packets(host, lambda: send_as(4243)) == 0
+    assert lane_packets(host, lambda: send_as(0)) == 0
+
+
+def test_below_a_trusted_cgroup_is_trusted_and_above_is_not(netns_pair: Pair, group: Path) -> None:
+    host, below = netns_pair.a, group / "job" / "worker"
+    below.mkdir(parents=True)
+    attach(host, make_trust([f"/{group.name}/job"]))
+
+    def send_from(cgroup: Path) -> None:
+        def inside() -> None:
+            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                wire.mark(sock, lane_bands()[5])
+                sock.sendto(b"marked", (netns_pair.b.v4, 7150))
+
+        run_all(host.spawn(inside))
+
+    assert lane_packets(host, lambda: send_from(below)) == 1
+    assert lane_packets(host, lambda: send_from(below.parent)) == 1
+    assert lane_packets(host, lambda: send_from(group)) == 0
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["v4", "v6"])
+def test_a_flow_that_loses_its_dscp_arrives_whole(
+    netns_pair: Pair, family: socket.AddressFamily
+) -> None:
+    """TCP shares what it sends with what it may have to send again, and segments are cut later."""
+    host, far = netns_pair.a, netns_pair.b
+    attach(host, make_trust(uids=[1]))
+    sent, got = os.urandom(4_000_000), bytearray()
+    address = far.v4 if family == socket.AF_INET else far.v6
+    with far.call(socket.create_server, (address, 0), family=family) as server:
+
+        def drain() -> None:
+            server.settimeout(20)
+            peer, _ = server.accept()
+            with peer:
+                while data := peer.recv(1 << 16):
+                    got.extend(data)
+
+        reader = threading.Thread(target=drain)
+        reader.start()
+        before = seen(host)
+        with Wire(far, "eth0", TCP) as arrived:
+            with host.call(socket.socket, family, socket.SOCK_STREAM) as sock:
+                wire.mark(sock, lane_bands()[2])
+                sock.settimeout(20)
+                sock.connect(server.getsockname()[:2])
+                sock.sendall(sent)
+            reader.join(20)
+    assert bytes(got) == sent
+    after = seen(host).since(before)
+    assert set(after.lanes.values()) == {0}
+    assert after.refused > len(sent) // 1500
+    assert arrived.packets > 10
+    assert (arrived.lane_dscps, arrived.wrong_checksums) == (0, 0)
