@@ -143,6 +143,21 @@ def test_a_cgroup_that_is_gone_is_drift_and_attaching_again_mends_it(
     assert link["state"] == "attached"
 
 
+def test_the_command_line_says_whom_to_trust(netns_pair: Pair, group: Path) -> None:
+    host, rate = netns_pair.a, ("--iface", "eth0", "--rate", "1gbit")
+    named = ("--trust-uid", "root", "--trust-uid", "1001", "--trust-source", "fd00::/8")
+    outcome = tlsched_json(host, "attach", *rate, *named, "--trust-cgroup", str(group))
+    assert outcome["changes"][0] == f"trust cgroups /{group.name}, uids 0, 1001, sources fd00::/8"
+    said = tlsched(host, "status").stdout
+    assert f"trusted: cgroups /{group.name}, uids 0, 1001, sources fd00::/8" in said
+    refused = tlsched(host, "attach", *rate, "--trust-source", "10.0.0.1/8", code=2).stderr
+    assert "10.0.0.0/8" in refused
+    changed = tlsched_json(host, "attach", *rate)
+    assert changed["result"] == "changed"
+    assert len(changed["changes"]) == 1
+    assert "trusted: every local socket" in tlsched(host, "status").stdout
+
+
 def test_a_cgroup_that_is_not_there_or_too_deep_is_refused(netns_pair: Pair, group: Path) -> None:
     deep = group.joinpath(*"abcdefghijklmnop")
     deep.mkdir(parents=True)

@@ -53,6 +53,17 @@ def attach(
             show_default=",".join(map(str, DEFAULT_DSCPS)),
         ),
     ] = None,
+    trust_cgroup: Annotated[
+        list[str] | None,
+        typer.Option(help="Only sockets made in this cgroup (v2) or below it; repeatable."),
+    ] = None,
+    trust_uid: Annotated[
+        list[str] | None, typer.Option(help="Only sockets of this user, name or uid; repeatable.")
+    ] = None,
+    trust_source: Annotated[
+        list[str] | None,
+        typer.Option(help="Also packets forwarded from this prefix, v4 or v6; repeatable."),
+    ] = None,
     replace_root: Annotated[
         bool | None,
         typer.Option("--replace-root", help="Replace a root qdisc that somebody configured."),
@@ -66,6 +77,9 @@ def attach(
     running. Attaching again with other settings changes them in place; with the same ones it
     does nothing. A failure half-way is undone.
 
+    Without --trust-cgroup and --trust-uid every socket of this host may use the lanes, with
+    them those that either names. Others' packets lose the lanes' DSCPs.
+
     Examples:
 
       tlsched attach --iface eth0 --rate 10gbit --dry-run
@@ -74,6 +88,8 @@ def attach(
 
       tlsched attach --iface eth0 --rate 9.5gbit --share 0.1
 
+      tlsched attach --iface eth0 --rate 10gbit --trust-cgroup /training.slice
+
       tlsched attach --iface eth0 --config /etc/tlsched/tlsched.toml
 
     Exit codes: 0 attached (or already so), 1 a change failed and was undone, 2 bad input,
@@ -81,7 +97,14 @@ def attach(
     """
     from tlsched import control
 
-    flags = {"rate": rate, "share": share, "dscps": dscps, "replace_root": replace_root}
+    flags: dict[str, Any] = {
+        "rate": rate,
+        "share": share,
+        "dscps": dscps,
+        "replace_root": replace_root,
+    }
+    lists = {"cgroups": trust_cgroup, "uids": trust_uid, "sources": trust_source}
+    flags |= {f"trust.{key}": value or None for key, value in lists.items()}
     wanted = attach_options(iface, config, flags)
     outcome = control.attach(wanted.settings, dry_run=dry_run, replace_root=wanted.replace_root)
     _print_outcome(outcome, as_json)
