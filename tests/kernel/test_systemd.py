@@ -68,10 +68,12 @@ class Link:
 def made_link(host: SystemdHost, dev: str) -> Iterator[Link]:
     link = Link(host, dev)
     link.make()
-    link.configure('rate = "1gbit"')
-    yield link
-    link.remove()  # which stops the unit
-    host.run("systemctl", "disable", link.unit)
+    try:
+        link.configure('rate = "1gbit"')
+        yield link
+    finally:
+        link.remove()  # which stops the unit
+        host.run("systemctl", "disable", link.unit)
 
 
 @pytest.fixture
