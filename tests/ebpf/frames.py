@@ -16,22 +16,36 @@ ADDRESSES = bytes.fromhex("020000630002 020000630001")
 LANES = {(band.dscp, band.priority): band for band in lane_bands()}
 
 
-def ipv4(dscp: int, *, ecn: int = 0, options: bytes = b"", fragment: int = 0) -> bytes:
+def ipv4(
+    dscp: int,
+    *,
+    ecn: int = 0,
+    options: bytes = b"",
+    fragment: int = 0,
+    source: bytes = b"\x0a\x63\x00\x01",
+) -> bytes:
     """An IPv4 packet of UDP's protocol; ``fragment`` is the flags-and-offset field."""
     words = 5 + len(options) // 4
     total = words * 4 + 8
     head = struct.pack(
         "!BBHHHBBH4s4s",
         *(0x40 | words, dscp << 2 | ecn, total, 7, fragment, 64, 17, 0),
-        *(b"\x0a\x63\x00\x01", b"\x0a\x63\x00\x02"),
+        *(source, b"\x0a\x63\x00\x02"),
     )
     return head + options + bytes(8)
 
 
-def ipv6(dscp: int, *, ecn: int = 0, next_header: int = 17, flow: int = 0x12345) -> bytes:
+def ipv6(
+    dscp: int,
+    *,
+    ecn: int = 0,
+    next_header: int = 17,
+    flow: int = 0x12345,
+    source: bytes = bytes(16),
+) -> bytes:
     """An IPv6 packet whose payload is eight zero bytes."""
     first = 6 << 28 | dscp << 22 | ecn << 20 | flow
-    return struct.pack("!IHBB", first, 8, next_header, 64) + bytes(32) + bytes(8)
+    return struct.pack("!IHBB", first, 8, next_header, 64) + source + bytes(16) + bytes(8)
 
 
 def ethernet(packet: bytes, ethertype: int, tags: Sequence[int] = ()) -> bytes:
@@ -44,6 +58,12 @@ def ethernet(packet: bytes, ethertype: int, tags: Sequence[int] = ()) -> bytes:
 
 def dscp_in(frame: bytes) -> int | None:
     """The DSCP of the IP packet that a frame carries behind at most two tags, if it has one."""
+    found = packet_in(frame)
+    return None if found is None else found[1]
+
+
+def packet_in(frame: bytes) -> tuple[int, int] | None:
+    """Where in a frame the IP packet of :func:`dscp_in` begins, and its DSCP."""
     position, tags = 12, 0
     while True:
         if len(frame) < position + 2:
@@ -58,9 +78,9 @@ def dscp_in(frame: bytes) -> int | None:
     if tags > 2:
         return None
     if ethertype == IPV4 and len(packet) >= 20 and 0x45 <= packet[0] <= 0x4F:
-        return packet[1] >> 2
+        return position, packet[1] >> 2
     if ethertype == IPV6 and len(packet) >= 40 and packet[0] >> 4 == 6:
-        return (int.from_bytes(packet[:2], "big") >> 6) & 63
+        return position, (int.from_bytes(packet[:2], "big") >> 6) & 63
     return None
 
 
