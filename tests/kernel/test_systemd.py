@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.kernel.hostcli import snapshot, state, status
-from tests.kernel.systemd_host import SystemdHost, booted
+from tests.kernel.systemd_host import CHECKOUT, SystemdHost, booted
 
 pytestmark = pytest.mark.root
 
@@ -65,11 +65,12 @@ class Link:
 
 
 @contextlib.contextmanager
-def made_link(host: SystemdHost, dev: str) -> Iterator[Link]:
+def made_link(host: SystemdHost, dev: str, configured: bool = True) -> Iterator[Link]:
     link = Link(host, dev)
     link.make()
     try:
-        link.configure('rate = "1gbit"')
+        if configured:
+            link.configure('rate = "1gbit"')
         yield link
     finally:
         link.remove()  # which stops the unit
@@ -174,6 +175,18 @@ def test_the_unit_holds_what_it_needs_and_no_more(host: SystemdHost) -> None:
     rated = host.run("systemd-analyze", "security", "--offline=yes", "--threshold=40", UNIT).stdout
     (exposure,) = re.findall(r"Overall exposure level.*?: ([0-9.]+)", rated)
     assert float(exposure) <= 4.0
+
+
+def test_the_lines_of_the_readme(host: SystemdHost) -> None:
+    """From `tlsched install-unit` to a running unit, as they stand there."""
+    blocks = re.findall(r"```sh\n(.*?)```", (CHECKOUT / "README.md").read_text(), re.DOTALL)
+    (lines,) = (block for block in blocks if "install-unit" in block)
+    host.run("rm", "-r", UNIT, CONFIG)
+    with made_link(host, "eth0", configured=False) as link:
+        host.run("ln", "-sf", TLSCHED, "/usr/local/bin/tlsched")
+        said = host.run("sh", "-euc", lines).stdout
+        assert "Active: active (exited)" in said
+        assert link.rate_bps == 10**10
 
 
 def test_installing_again_keeps_unit_and_configuration(host: SystemdHost) -> None:
