@@ -77,6 +77,16 @@ def test_an_attached_link_goes_by_its_own_rate(netns_pair: Pair) -> None:
     assert of_link(found, "attaching again would change nothing").level == "ok"
 
 
+def test_a_drifted_link_is_named(netns_pair: Pair) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    attach(host, dev)
+    for classid in ("7150:1", "7150:16"):
+        host.run("tc", "class", "change", "dev", dev, "classid", classid, "htb", "rate", "5mbit")
+    finding = of_link(doctor(host, dev), "it drifted: ")
+    assert finding.level == "warning"
+    assert "more" in finding.what
+
+
 def test_a_smaller_packet_is_a_finer_grain(netns_pair: Pair) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     long = of_link(doctor(host, dev, "100mbit"), "waits 5243 us")

@@ -6,13 +6,11 @@ not be looked at is said. One file for each thing that is looked at.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from tlsched import linkstatus
+from tlsched.bands import DEFAULT_DSCPS
 from tlsched.config import check_iface
 from tlsched.doctor import (
+    attached,
     cgroups,
     classifier,
     dcb,
@@ -27,7 +25,8 @@ from tlsched.doctor import (
 )
 from tlsched.doctor.finding import Finding
 from tlsched.doctor.links import Link, read_links
-from tlsched.errors import HostError, InterfaceMissing
+from tlsched.errors import InterfaceMissing, PermissionMissing
+from tlsched.linkstatus import LinkStatus
 from tlsched.tc.kernel import Kernel, interface_index
 
 __all__ = ["Finding", "examine"]
@@ -48,19 +47,12 @@ def examine(iface: str | None = None, rate_bps: int | None = None) -> list[Findi
     can_attach = not any(finding.level == "blocker" for finding in found)
     with Kernel() as kernel, sysfs.of_this_namespace() as files:
         for link in links:
-            with contextlib.suppress(InterfaceMissing):  # gone since it was listed
-                found += _about(link, _Means(kernel, files), rate_bps)
-                if can_attach:
-                    found.append(rehearsal.finding(link.iface, rate_bps or _attached_rate(link)))
+            try:
+                found += _about(link, kernel, files, rate_bps, can_attach)
+            except InterfaceMissing:
+                if iface is not None:  # else it went since it was listed
+                    raise
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """What links are looked at with."""
-
-    kernel: Kernel
-    sysfs: sysfs.Sysfs | None
 
 
 def _chosen(iface: str | None) -> list[Link]:
@@ -71,22 +63,33 @@ def _chosen(iface: str | None) -> list[Link]:
     return [link for link in read_links() if link.ifindex == ifindex]
 
 
-def _about(link: Link, means: _Means, rate_bps: int | None) -> Iterator[Finding]:
-    observed = means.kernel.read(link.iface)
-    yield from placement.findings(link)
-    yield from managers.findings(link)
-    yield from programs.findings(link, observed)
-    yield from queues.findings(link, means.sysfs)
-    yield from grain.findings(link, rate_bps or _attached_rate(link), _speed_bps(link, means.sysfs))
-    yield from dcb.findings(link)
+def _about(
+    link: Link, kernel: Kernel, files: sysfs.Sysfs | None, rate_bps: int | None, can_attach: bool
+) -> list[Finding]:
+    found = [
+        *placement.findings(link),
+        *managers.findings(link),
+        *programs.findings(link, kernel.read(link.iface)),
+        *queues.findings(link, files),
+    ]
+    now = _status(link)
+    found += attached.findings(now)
+    used_bps = rate_bps or (now.rate_bps if now else None)
+    found += grain.findings(link, used_bps, _speed_bps(link, files))
+    dscps = [band.dscp for band in now.bands if band.dscp is not None] if now else []
+    found += dcb.findings(link, dscps or DEFAULT_DSCPS)
+    if can_attach:
+        found.append(rehearsal.finding(link.iface, used_bps))
+    return found
 
 
-def _attached_rate(link: Link) -> int | None:
+def _status(link: Link) -> LinkStatus | None:
+    """The link's state; None where it is attached and its counters may not be read."""
     try:
         (status,) = linkstatus.status(link.iface)
-    except HostError:  # its counters may not be read
+    except PermissionMissing:
         return None
-    return status.rate_bps
+    return status
 
 
 def _speed_bps(link: Link, files: sysfs.Sysfs | None) -> int | None:

@@ -70,7 +70,8 @@ def _index(answer: bytes) -> int:
 
 
 def _name(answer: bytes) -> str:
-    return dict(attributes(answer[_IFINFO.size :]))[_IFLA_IFNAME].rstrip(b"\0").decode()
+    name = dict(attributes(answer[_IFINFO.size :]))[_IFLA_IFNAME].rstrip(b"\0")
+    return name.decode(errors="backslashreplace")  # an interface's name may be any bytes
 
 
 def _number(value: bytes | None) -> int:

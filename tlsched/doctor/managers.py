@@ -22,7 +22,7 @@ def findings(link: Link, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether either manages ``link``; ``root`` is the folder that holds run/ and etc/."""
     by_manager = _read(root / f"run/NetworkManager/devices/{link.ifindex}")
     if by_manager.get("managed") == "true" and _runs_here("NetworkManager"):
-        what = "NetworkManager manages it and may put its qdisc away when a connection comes up"
+        what = "NetworkManager manages it, and may replace its qdisc when a connection comes up"
         remedy = f"nmcli device set {link.iface} managed no, or attach again then"
         yield Finding("warning", what, remedy, link.iface)
     by_networkd = _read(root / f"run/systemd/netif/links/{link.ifindex}")
