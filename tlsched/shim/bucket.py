@@ -23,33 +23,30 @@ from tlsched.shim.reduction import Reduction
 class Bucket:
     """The gradients of ``parameters`` (one dtype, one device), and their promises.
 
-    ``wait`` turns a running all-reduce into a result or an error that names this bucket;
-    ``on_late_read`` hears of a parameter that is read while its update is due, where no guard
-    stands, and may raise. ``at_once`` counts for each reason how often the update was not left due;
-    ``torn`` tells that an update ended half-way.
+    It does nothing before :meth:`serve`. ``at_once`` counts for each reason how often the update
+    was not left due; ``torn`` tells that an update ended half-way.
     """
 
+    index: int
+    lane: int
+    waited_s: float
+    at_once: dict[str, int]
+    flat: torch.Tensor
+    views: tuple[torch.Tensor, ...]
+    flags: torch.Tensor
+    promises: tuple[Promise, ...]
+    _wait: Callable[[Bucket, Reduction], None]
+    _on_late_read: Callable[[str], None]
+
     def __init__(
-        self,
-        index: int,
-        names: Sequence[str],
-        parameters: Sequence[Parameter],
-        world_size: int,
-        wait: Callable[[Bucket, Reduction], None],
-        on_late_read: Callable[[str], None] = lambda name: None,
+        self, names: Sequence[str], parameters: Sequence[Parameter], world_size: int
     ) -> None:
-        self.index = index
         self.names = tuple(names)
         self.parameters = tuple(parameters)
-        self.waited_s = 0.0
-        self.at_once: dict[str, int] = {}
         self.work: Reduction | None = None
         self.updates: list[Callable[[], object]] = []
         self.due: list[Parameter] = []
         self.torn = False
-        self.lane = 0
-        self._wait = wait
-        self._on_late_read = on_late_read
         self._scale = 1.0 / world_size
         self._settling = False
         self._memory = Memory(self.parameters)
@@ -59,6 +56,38 @@ class Bucket:
         self.filled = [False] * len(parameters)
         self.missing = len(parameters)
         self.launched = False
+
+    def serve(
+        self,
+        index: int,
+        lane: int,
+        wait: Callable[[Bucket, Reduction], None],
+        on_late_read: Callable[[str], None],
+    ) -> None:
+        """Be bucket ``index`` of a plan, on ``lane``; counts begin anew.
+
+        ``wait`` turns a running all-reduce into a result or an error that names this bucket;
+        ``on_late_read`` hears of a parameter that is read while its update is due, where no guard
+        stands, and may raise.
+        """
+        self.index, self.lane = index, lane
+        self._wait, self._on_late_read = wait, on_late_read
+        self.waited_s = 0.0
+        self.at_once = {}
+
+    def adopt(self, released: dict[Parameter, torch.Tensor]) -> None:
+        """Take out of ``released`` what it holds for this bucket, and into this bucket's memory.
+
+        ``released`` is what :meth:`release` returned. A gradient that is no longer its parameter's
+        is only taken out.
+        """
+        for parameter, view, promise in zip(
+            self.parameters, self.views, self.promises, strict=True
+        ):
+            gradient = released.pop(parameter, None)
+            if gradient is not None and parameter.grad is gradient:
+                view.copy_(gradient)
+                parameter.grad = promise
 
     def fill(self, index: int) -> bool:
         """Take over the gradient that backward left in parameter ``index``; True when complete.
@@ -156,15 +185,22 @@ class Bucket:
         self.updates.clear()
         self._unmark()
 
-    def release(self) -> None:
-        """Leave ordinary gradients behind: views of this bucket's memory instead of promises."""
+    def release(self) -> dict[Parameter, torch.Tensor]:
+        """Leave ordinary gradients behind: views of this bucket's memory instead of promises.
+
+        Returns them. The bucket is of no use afterwards and holds no memory.
+        """
         self._unmark()
         self.work = None  # a process group lives as long as a work of it
+        left = {}
         for parameter, view, promise in zip(
             self.parameters, self.views, self.promises, strict=True
         ):
             if parameter.grad is promise:
-                parameter.grad = view
+                parameter.grad = left[parameter] = view
+        self.views = self.promises = ()
+        del self._memory, self.flat, self.flags
+        return left
 
     def _take_memory(self) -> None:
         self.flat, self.views = self._memory.flat, self._memory.views

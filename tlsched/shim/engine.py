@@ -19,9 +19,10 @@ from tlsched.errors import TrainingError
 from tlsched.planning.plan import make_plan
 from tlsched.planning.policies import in_one_order, make_policy
 from tlsched.shim import compiled, learning, membership, reads
+from tlsched.shim.accumulation import Hook
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.bucket import Bucket
-from tlsched.shim.gradients import Gradients, Hook
+from tlsched.shim.gradients import Gradients
 from tlsched.shim.guards import Readers, guard_modules
 from tlsched.shim.lanes import Lane
 from tlsched.shim.optimizer import DeferredOptimizer
@@ -283,19 +284,19 @@ class Engine:
         learned = self.gradients
         order = learning.need_order(watched, self._names)
         mine = make_plan(
-            learning.facts(order, self._names, watched),
+            learning.facts(order, self._names, watched.first_module),
             learning.ready_rank(learned, order, self._names),
         )
         plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
         membership.refuse_different(mine, plan)
         self._agreement.require_same("plan", [plan.digest()])
-        learned.close()
         policy = make_policy(self._policy_name, plan)
         self.gradients = self._new_gradients(
             in_one_order(policy) if self._lanes[0].transport.one_order else policy,
             learning=False,
             firings=firings,
             trace=self.trace,
+            earlier=learned.hand_over(),
         )
         self.sparse.attach(self.gradients)
         self.gradients.enabled = learned.enabled

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn import Parameter
 
 from tlsched.errors import ModelRefused, TrainingError
 from tlsched.planning.policies import Policy, Send
+from tlsched.shim.accumulation import on_accumulation
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.lanes import Lane
 from tlsched.shim.pending import PendingParameter
@@ -48,18 +48,6 @@ class AveragesLater(Protocol):
         """Average them now, on all ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """A hook on a parameter's accumulation, and its node, which autograd itself does not keep."""
-
-    node: object
-    handle: torch.utils.hooks.RemovableHandle
-
-    def remove(self) -> None:
-        """Take it away."""
-        self.handle.remove()
-
-
 class Gradients:
     """Hooks on the parameters, the buckets they fill, and the lanes the buckets take.
 
@@ -67,7 +55,8 @@ class Gradients:
     ``ready_order`` (names in the order of their gradients) and ``firings`` (how often backward
     accumulates into each parameter: more than once under reentrant checkpointing).
 
-    ``watcher`` is the training context.
+    ``watcher`` is the training context. ``earlier`` are the buckets of a :class:`Gradients` that
+    was :meth:`handed over <hand_over>`.
     """
 
     def __init__(
@@ -83,6 +72,7 @@ class Gradients:
         learning: bool,
         firings: dict[str, int] | None = None,
         trace: Trace | None = None,
+        earlier: Sequence[Bucket] = (),
     ) -> None:
         self.policy = policy
         self.enabled = True
@@ -100,20 +90,7 @@ class Gradients:
         self._fired: dict[str, int] = {}
         self._late: set[int] = set()
         self._stale: set[int] = set()
-        parameters = {name: parameter for parameter, name in names.items()}
-        self.buckets = tuple(
-            Bucket(
-                index,
-                planned.names,
-                [parameters[name] for name in planned.names],
-                world_size,
-                self._wait,
-                watcher.read_late,
-            )
-            for index, planned in enumerate(policy.plan.buckets)
-        )
-        for bucket in self.buckets:
-            bucket.lane = policy.plan.buckets[bucket.index].lane
+        self.buckets = tuple(self._make_buckets(world_size, earlier))
         self.place = {
             parameter: (bucket, index)
             for bucket in self.buckets
@@ -126,12 +103,38 @@ class Gradients:
             for parameter in self.place
         ]
 
+    def _make_buckets(self, world_size: int, earlier: Sequence[Bucket]) -> Iterator[Bucket]:
+        """The plan's buckets: one that was there already stays, the others go one after another.
+
+        So that never much more than one copy of the gradients is in memory.
+        """
+        planned = self.policy.plan.buckets
+        wanted = {bucket.names for bucket in planned}
+        kept = {bucket.names: bucket for bucket in earlier if bucket.names in wanted}
+        released: dict[Parameter, torch.Tensor] = {}
+        for bucket in earlier:
+            if bucket.names not in wanted:
+                released |= bucket.release()
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        for index, plan in enumerate(planned):
+            bucket = kept.get(plan.names) or Bucket(
+                plan.names, [parameters[name] for name in plan.names], world_size
+            )
+            bucket.serve(index, plan.lane, self._wait, self._watcher.read_late)
+            bucket.adopt(released)
+            yield bucket
+
     def close(self) -> None:
         """Take the hooks away and leave ordinary tensors in ``p.grad``."""
+        for bucket in self.hand_over():
+            bucket.release()
+
+    def hand_over(self) -> tuple[Bucket, ...]:
+        """Take the hooks away and give up the buckets, with the gradients that they hold."""
         for hook in self._hooks:
             hook.remove()
-        for bucket in self.buckets:
-            bucket.release()
+        buckets, self.buckets, self.place = self.buckets, (), {}
+        return buckets
 
     def settle(self, buckets: Iterable[Bucket] | None = None) -> None:
         """Wait for ``buckets`` (default: all) and do the updates that are due on them."""
@@ -228,11 +231,11 @@ class Gradients:
             raise _stale(name)
         self._check(parameter, name)
         self._fired[name] = fired = self._fired.get(name, 0) + 1
+        bucket, index = self.place[parameter]
         if self.learning:
             self._learn(name)
-            return
-        bucket, index = self.place[parameter]
-        if bucket.launched:
+            bucket.fill(index)  # now: until the round closes there would be two copies of all
+        elif bucket.launched:
             self._late.add(bucket.index)
         elif fired >= self.firings.get(name, 1) and bucket.fill(index):
             self._launch(self.policy.complete(bucket.index))
@@ -297,20 +300,6 @@ class Gradients:
         except RuntimeError as error:
             what = f"averaging bucket {bucket.index} ({bucket.names[0]}, …) on lane {bucket.lane}"
             raise self._lanes[bucket.lane].failure(what, error) from error
-
-
-def on_accumulation(parameter: Parameter, call: Callable[[], None]) -> Hook:
-    """Call ``call`` after each accumulation into ``parameter.grad``, last of all hooks.
-
-    A parameter that requires no gradient gets its hook all the same: it may come to need one.
-    """
-    wanted = parameter.requires_grad
-    try:
-        parameter.requires_grad_(True)
-        node = torch.autograd.graph.get_gradient_edge(parameter).node
-    finally:
-        parameter.requires_grad_(wanted)
-    return Hook(node, node.register_hook(lambda *_: call()))
 
 
 def _stale(name: str) -> TrainingError:

@@ -69,7 +69,9 @@ class Lane:
         with torch.no_grad():
             for tensor in tensors:
                 if tensor.numel():
-                    whole = tensor.detach().contiguous()
+                    # A copy: gloo's thread may hold what it sent for a while, and a parameter that
+                    # somebody holds is one that somebody may read.
+                    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
                     sent = self._watched(self.group.broadcast([whole], self._from_rank_0))
                     try:
                         sent.wait(self.timeout_s)

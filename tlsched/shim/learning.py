@@ -14,10 +14,15 @@ from tlsched.shim.guards import Readers
 
 
 def first_plan(names: Mapping[Parameter, str]) -> Plan:
-    """A plan for when nothing is known: order of registration, and its reverse for gradients."""
+    """A plan for when nothing is known: order of registration, and its reverse for gradients.
+
+    Each module counts as the reader of its own parameters, which is mostly what will be learned;
+    then the buckets stay.
+    """
     parameters = list(names)
+    owner = {p: name.rpartition(".")[0] for p, name in names.items()}
     ready = {names[p]: -i for i, p in enumerate(parameters)}
-    return make_plan(facts(parameters, names, None), ready)
+    return make_plan(facts(parameters, names, owner), ready)
 
 
 def need_order(readers: Readers, names: Mapping[Parameter, str]) -> list[Parameter]:
@@ -27,15 +32,15 @@ def need_order(readers: Readers, names: Mapping[Parameter, str]) -> list[Paramet
 
 
 def facts(
-    order: Iterable[Parameter], names: Mapping[Parameter, str], readers: Readers | None
+    order: Iterable[Parameter], names: Mapping[Parameter, str], reader: Mapping[Parameter, str]
 ) -> list[ParameterInfo]:
-    """What planning needs to know of each parameter of ``order``."""
+    """What planning needs to know of each parameter of ``order``; ``reader`` names a module."""
     return [
         ParameterInfo(
             name=names[parameter],
             bytes=parameter.numel() * parameter.element_size(),
             kind=f"{parameter.dtype} on {parameter.device}",
-            reader=readers.first_module.get(parameter) if readers else None,
+            reader=reader.get(parameter),
         )
         for parameter in order
     ]

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tlsched.errors import ModelRefused, TrainingError
 from tlsched.planning.plan import Plan
+from tlsched.shim.accumulation import Hook, on_accumulation
 from tlsched.shim.agreement import Agreement
-from tlsched.shim.gradients import Hook, on_accumulation
 from tlsched.shim.lanes import Lane
 
 

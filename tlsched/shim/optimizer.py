@@ -158,8 +158,7 @@ class DeferredOptimizer:
             pre_hook(optimizer, (optimizer,), {})
         if self.separability.unknown:
             with self._plain_gradients():
-                self.separability.try_parts(self._one_by_one())
-                run_part(optimizer, None)
+                self.separability.step_both_ways(self._one_by_one())
         else:
             self._leave_updates()
         self._context.after_step(self)

@@ -7,8 +7,9 @@ done twice, in parts and as a whole, and unless both end with the same bits it i
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,49 +48,84 @@ class Separability:
         """Whether the next step should be tried."""
         return self._tries_left > 0 and self.why_whole is None
 
-    def try_parts(self, parts: Sequence[Part]) -> None:
-        """Step on ``parts`` one by one and on all of them, compare, and leave all as it was.
-
-        The optimizer's own step() is up to the caller afterwards.
-        """
+    def step_both_ways(self, parts: Sequence[Part]) -> None:
+        """Step on each of ``parts`` alone, undo that, step on all, which counts, and compare."""
         self._tries_left -= 1
-        before = _Record(self._optimizer, parts)
-        self.why_whole = self._difference(before, parts)
-        before.restore()
-
-    def _difference(self, before: _Record, parts: Sequence[Part]) -> str | None:
         name = type(self._optimizer).__name__
-        groups = [hyperparameters(group) for group in self._optimizer.param_groups]
+        before = _Record(self._optimizer)
+        alone: list[torch.Tensor] | None = None
         try:
-            part = snapshot(self._optimizer)
-            for members in parts:
-                run_part(part, _grouped(groups, members))
-            in_parts = _Record(self._optimizer, parts)
-            before.restore()
-            run_part(self._optimizer, None)
+            alone = self._step_alone(parts)
         except Exception as error:
-            return f"{name} cannot step on a part of its parameters ({type(error).__name__})"
+            kind = type(error).__name__
+            self.why_whole = f"{name} cannot step on a part of its parameters ({kind})"
+        before.restore()
+        run_part(self._optimizer, None)
+        if alone is not None:
+            self.why_whole = self._difference(before, [p for part in parts for _, p in part], alone)
+
+    def _step_alone(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """What each parameter is after a step on its part alone; all is left as it was."""
+        groups = [hyperparameters(group) for group in self._optimizer.param_groups]
+        alone = []
+        optimizer = snapshot(self._optimizer)
+        for members in parts:
+            with _undone(self._optimizer, [p for _, p in members]) as values:
+                run_part(optimizer, _grouped(groups, members))
+            alone += values
+        return alone
+
+    def _difference(
+        self, before: _Record, parameters: Sequence[Parameter], alone: Sequence[torch.Tensor]
+    ) -> str | None:
+        name = type(self._optimizer).__name__
         changed = before.changed()
         if any(not isinstance(key, torch.Tensor) for key in self._optimizer.state):
             return f"{name} keeps state that belongs to no parameter"
         if changed is not None:
             return f"{name} changes {changed} in step()"
-        if not in_parts.same_parameters():
+        if not all(torch.equal(p.detach(), v) for p, v in zip(parameters, alone, strict=True)):
             return f"{name}'s update of a parameter depends on other parameters"
         return None
 
 
-class _Record:
-    """Copies of everything that a step may change."""
+@contextlib.contextmanager
+def _undone(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Iterator[list[torch.Tensor]]:
+    """Put ``parameters``, their gradients and their state back afterwards.
 
-    def __init__(self, optimizer: Optimizer, parts: Sequence[Part]) -> None:
+    Yields tensors that will hold what the parameters were until then.
+    """
+    values = [p.detach().clone() for p in parameters]
+    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+    state = {p: copy.deepcopy(optimizer.state[p]) for p in parameters if p in optimizer.state}
+    keys = set(optimizer.state)
+    try:
+        yield values
+    finally:
+        for parameter, value, gradient in zip(parameters, values, gradients, strict=True):
+            _swap(parameter.detach(), value)
+            if gradient is not None and parameter.grad is not None:
+                parameter.grad.copy_(gradient)
+        for key in set(optimizer.state) - keys:
+            del optimizer.state[key]
+        for parameter, old in state.items():
+            optimizer.state[parameter] = old
+
+
+def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange the values piece by piece: a third copy of a large parameter may not fit."""
+    pieces = zip(one.chunk(16), other.chunk(16), strict=True) if one.dim() else [(one, other)]
+    for first, second in pieces:
+        held = first.clone()
+        first.copy_(second)
+        second.copy_(held)
+
+
+class _Record:
+    """Copies of what a step may change besides parameters, their gradients and their state."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._parameters = [p for part in parts for _, p in part]
-        self._values = [p.detach().clone() for p in self._parameters]
-        self._gradients = [None if p.grad is None else p.grad.clone() for p in self._parameters]
-        self._state = {
-            p: copy.deepcopy(optimizer.state[p]) for p in self._parameters if p in optimizer.state
-        }
         self._groups = [_settings(group) for group in optimizer.param_groups]
         self._own = _settings(optimizer.__dict__)
         self._random = torch.get_rng_state()
@@ -97,17 +133,6 @@ class _Record:
     def restore(self) -> None:
         """Put everything back."""
         optimizer = self._optimizer
-        with torch.no_grad():
-            for parameter, value, gradient in zip(
-                self._parameters, self._values, self._gradients, strict=True
-            ):
-                parameter.copy_(value)
-                if gradient is not None and parameter.grad is not None:
-                    parameter.grad.copy_(gradient)
-        for parameter in self._parameters:
-            optimizer.state.pop(parameter, None)
-            if parameter in self._state:
-                optimizer.state[parameter] = copy.deepcopy(self._state[parameter])
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
             for key in [k for k in group if k not in settings and k not in _NOT_SETTINGS]:
                 del group[key]
@@ -118,7 +143,7 @@ class _Record:
         torch.set_rng_state(self._random)
 
     def changed(self) -> str | None:
-        """What besides parameters and their state is no longer as it was."""
+        """What is no longer as it was."""
         for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
             now = _settings(group)
             for key in now:
@@ -131,13 +156,6 @@ class _Record:
         if not torch.equal(torch.get_rng_state(), self._random):
             return "the random generator's state"
         return None
-
-    def same_parameters(self) -> bool:
-        """Whether the parameters are now as they were, bit for bit."""
-        return all(
-            torch.equal(p.detach(), value)
-            for p, value in zip(self._parameters, self._values, strict=True)
-        )
 
 
 def refuse_unsuitable(optimizer: Optimizer) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import Parameter
 
 from tlsched.errors import ModelRefused
-from tlsched.shim.gradients import Gradients, Hook, on_accumulation
+from tlsched.shim.accumulation import Hook, on_accumulation
+from tlsched.shim.gradients import Gradients
 from tlsched.shim.lanes import Lane
 
 
