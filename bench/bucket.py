@@ -41,7 +41,7 @@ class Nothing(torch.optim.Optimizer):
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """One row: microseconds that a bucket adds to an iteration under tlsched.
+    """Two rows: microseconds that a bucket adds to an iteration under tlsched, and gloo's part.
 
     Twice as many buckets are compared with half of them, less the same for the bare model, so that
     what an iteration or the model itself costs falls out.
@@ -49,9 +49,10 @@ def measure(rounds: int) -> list[dict[str, Any]]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     dist.init_process_group("gloo", rank=0, world_size=1)
     torch.set_num_threads(1)
-    values = []
+    values, dispatch = [], []
     try:
         for _ in range(rounds):
+            dispatch.append(_dispatch_s() * 1e6)
             added = {
                 scheduled: _iteration_s(2 * BUCKETS, scheduled) - _iteration_s(BUCKETS, scheduled)
                 for scheduled in (False, True)
@@ -59,7 +60,23 @@ def measure(rounds: int) -> list[dict[str, Any]]:
             values.append((added[True] - added[False]) / BUCKETS * 1e6)
     finally:
         dist.destroy_process_group()
-    return [{"what": "one bucket, one step", "microseconds": spread(values)}]
+    return [
+        {"what": "one bucket, one step", "microseconds": spread(values)},
+        {"what": "of it gloo's call in C++", "microseconds": spread(dispatch)},
+    ]
+
+
+def _dispatch_s() -> float:
+    """Least seconds that starting an all-reduce takes inside torch, whoever starts it."""
+    group = dist.group.WORLD
+    assert group is not None
+    tensor, options, times = torch.ones(1), dist.AllreduceOptions(), []
+    for _ in range(STEPS * BUCKETS):
+        started_s = time.perf_counter()
+        work = group.allreduce([tensor], options)
+        times.append(time.perf_counter() - started_s)
+        work.wait()
+    return min(times)
 
 
 def _iteration_s(buckets: int, scheduled: bool) -> float:
