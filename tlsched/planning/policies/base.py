@@ -10,10 +10,15 @@ from tlsched.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Hand ``bucket`` (its index in need order) to ``lane`` now."""
+    """Hand ``bucket`` (its index in need order) to ``lane`` now.
+
+    Or a piece of it: its bytes from ``start`` to before ``stop`` (None: all of them).
+    """
 
     bucket: int
     lane: int
+    start: int = 0
+    stop: int | None = None
 
 
 class Policy:
@@ -62,6 +67,10 @@ class Policy:
             first = queue.popleft()
             sends.append(Send(first, self.plan.buckets[first].lane))
         return sends
+
+    def sent(self, send: Send) -> list[Send]:
+        """What was handed over as ``send`` has been averaged: what can be handed over now."""
+        return []
 
     def _line(self, bucket: int) -> int:
         """The number of the queue in which ``bucket`` waits for those before it."""

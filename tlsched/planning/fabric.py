@@ -1,0 +1,75 @@
+"""The fabric that a simulation runs on: hosts that are alike, and what a bucket costs there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tlsched.bands import LANE_COUNT
+from tlsched.errors import ConfigError
+
+# Of an Ethernet frame of 1,514 bytes, as the links' token buckets count it, 1,448 are TCP payload
+# (14 Ethernet, 20 IPv4, 32 TCP with timestamps).
+PAYLOAD_SHARE = 1448 / 1514
+# What a step of gloo's ring costs besides its bytes: wake-ups and a segment's way through two
+# sockets. Measured with buckets of a few bytes on four hosts of the lab.
+STEP_S = 150e-6
+# Collectives of one lane that gloo works on at a time (ProcessGroupGloo's threads).
+AT_ONCE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """``hosts`` with a full-duplex link of ``rate_bps`` each to a switch that never blocks.
+
+    All hosts hold the same share of every transfer, so that one host's link stands for all of them:
+    a ring all-reduce (Patarasuk and Yuan, JPDC 2009) loads each link with 2 (n-1)/n of the bytes,
+    in 2 (n-1) steps of which each costs ``step_s`` besides. It is as fast as its slowest link, so
+    where links differ ``rate_bps`` is the slowest one's.
+
+    ``bulk_flows`` leave every host beside the training; ``share`` is what the default band is
+    guaranteed. ``rate_changes`` are (seconds, bit/s) pairs in order. ``compute_factors`` holds for
+    each host by how much its computing is slower (stragglers); empty: all alike. Raises
+    ConfigError for what cannot be.
+    """
+
+    hosts: int
+    rate_bps: float
+    step_s: float = STEP_S
+    bulk_flows: int = 0
+    share: float = 0.05
+    rate_changes: tuple[tuple[float, float], ...] = ()
+    compute_factors: tuple[float, ...] = ()
+    backend: Literal["allreduce"] = "allreduce"
+
+    def __post_init__(self) -> None:
+        """Check it."""
+        if self.hosts < 1 or not self.rate_bps > 0 or self.step_s < 0 or self.bulk_flows < 0:
+            raise ConfigError(
+                f"{self.hosts} hosts at {self.rate_bps:g} bit/s cannot be simulated",
+                hint="give at least one host and a rate above zero",
+            )
+        if any(not rate > 0 for _, rate in self.rate_changes):
+            raise ConfigError("a link's rate falls to nothing", hint="give rates above zero")
+        if self.compute_factors and len(self.compute_factors) != self.hosts:
+            raise ConfigError(
+                f"{len(self.compute_factors)} compute factors for {self.hosts} hosts",
+                hint="give one for each host, 1.0 for one that is not slower",
+            )
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Bytes on a host's outgoing link for each byte of a bucket."""
+        return (2 * (self.hosts - 1) / self.hosts / PAYLOAD_SHARE,)
+
+    @property
+    def start_s(self) -> float:
+        """What a bucket's all-reduce costs besides its bytes."""
+        return 2 * (self.hosts - 1) * self.step_s
+
+    def seconds(self, size: float) -> float:
+        """How long ``size`` bytes of gradients occupy a link that nothing else uses."""
+        return size * self.loads[0] * 8 / self.rate_bps
+
+
+DEFAULT_BAND = LANE_COUNT
