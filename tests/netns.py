@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PREFIX = "tlt-"
+# How much longer a command may take where the machine is emulated (make test-kernel-debian).
+SLOWNESS = float(os.environ.get("TLT_SLOWNESS", "1"))
 CLONE_NEWNET = 0x40000000  # <sched.h>; os.setns arrives with Python 3.12
 NETNS_DIR = Path("/run/netns")
 
@@ -33,7 +35,8 @@ def run(
     *argv: str, timeout_s: float = 30.0, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; when it fails, the error shows what it wrote to stderr."""
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
+    limit_s = timeout_s * SLOWNESS
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
     if check and done.returncode:
         raise AssertionError(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
     return done
