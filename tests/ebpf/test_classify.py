@@ -45,6 +45,7 @@ def counted(classifier: program.Classifier, before: dict[str, maps.Counters]) ->
     return {band: after[band].packets - before[band].packets for band in after}
 
 
+@pytest.mark.stock_kernel
 @pytest.mark.parametrize("tags", TAGGINGS)
 @pytest.mark.parametrize("lane", lane_bands(), ids=lambda lane: lane.name)
 def test_both_marks_lead_into_the_lane(
@@ -58,6 +59,7 @@ def test_both_marks_lead_into_the_lane(
         check(classifier, ethernet(v6, IPV6, tags), lane.priority, lane.name)
 
 
+@pytest.mark.stock_kernel
 def test_every_pair_of_marks(classifier: program.Classifier) -> None:
     for dscp in range(64):
         for priority in PRIORITIES:
@@ -67,6 +69,7 @@ def test_every_pair_of_marks(classifier: program.Classifier) -> None:
             check(classifier, ethernet(ipv6(dscp), IPV6), priority, band)
 
 
+@pytest.mark.stock_kernel
 def test_fragments_and_options_keep_their_band(classifier: program.Classifier) -> None:
     for packet in (
         ipv4(40, options=bytes(4)),
@@ -122,6 +125,7 @@ def test_a_forwarded_packet_has_no_socket_to_mark_it(
     assert (result.verdict, result.priority) == (TC_ACT_UNSPEC, lane.priority)
 
 
+@pytest.mark.stock_kernel
 def test_counters_give_what_the_wire_carries(classifier: program.Classifier) -> None:
     before = maps.read_counters(classifier.program_id)
     frame = ethernet(ipv4(40) + bytes(3000), IPV4)

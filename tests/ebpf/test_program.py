@@ -62,6 +62,7 @@ def test_other_dscps_lead_to_the_lanes() -> None:
     assert (asked.priority, former.priority) == (bands[5].classid, 6)
 
 
+@pytest.mark.stock_kernel
 @pytest.mark.root
 def test_the_kernel_names_the_program_as_we_do(classifier: program.Classifier) -> None:
     info = Path(f"/proc/self/fdinfo/{classifier.fd}").read_text().split()
@@ -92,6 +93,7 @@ def test_the_users_own_bcc_setting_survives(monkeypatch: pytest.MonkeyPatch) -> 
         assert os.environ["BCC_KERNEL_SOURCE"] == "/nowhere"
 
 
+@pytest.mark.stock_kernel
 @pytest.mark.root
 def test_two_capabilities_are_enough() -> None:
     """CAP_BPF and CAP_NET_ADMIN load it; no CAP_PERFMON, no CAP_SYS_ADMIN."""
@@ -146,6 +148,7 @@ def test_somebody_elses_program_is_not_misread() -> None:
         maps.read_counters(program_id)
 
 
+@pytest.mark.stock_kernel
 @pytest.mark.root
 def test_c_and_python_agree_on_the_maps(classifier: program.Classifier) -> None:
     with libbpf.program_by_id(classifier.program_id) as fd:

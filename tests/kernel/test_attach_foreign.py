@@ -61,6 +61,7 @@ def test_it_is_named_and_left_alone(netns_pair: Pair, what: str) -> None:
     assert uncounted(host, dev) == before
 
 
+@pytest.mark.stock_kernel
 def test_no_filter_is_sent_after_clsact_was_refused(
     netns_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_an_interface_renamed_meanwhile(netns_pair: Pair, fails: bool) -> None:
     assert snapshot(host, "other0")["qdisc"].replace("other0", dev) == default
 
 
+@pytest.mark.stock_kernel
 @pytest.mark.parametrize("side", ["ingress_block", "egress_block"])
 def test_a_clsact_that_shares_a_block_is_not_deleted(netns_pair: Pair, side: str) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev

@@ -77,6 +77,7 @@ def lane_packets(host: Namespace, send: Callable[[], object]) -> int:
     return sum(seen(host).since(before).lanes.values())
 
 
+@pytest.mark.stock_kernel
 def test_a_change_of_trust_takes_effect_on_open_sockets(netns_pair: Pair, group: Path) -> None:
     host, lane = netns_pair.a, lane_bands()[3]
     attach(host, ANY_LOCAL)
@@ -94,6 +95,7 @@ def test_a_change_of_trust_takes_effect_on_open_sockets(netns_pair: Pair, group:
     assert seen(host).program_id == program_id
 
 
+@pytest.mark.stock_kernel
 def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
     host, lane = netns_pair.a, lane_bands()[0]
     attach(host, make_trust(uids=[4242]))
@@ -113,6 +115,7 @@ def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
     assert lane_packets(host, lambda: send_as(0)) == 0
 
 
+@pytest.mark.stock_kernel
 def test_below_a_trusted_cgroup_is_trusted_and_above_is_not(netns_pair: Pair, group: Path) -> None:
     host, below = netns_pair.a, group / "job" / "worker"
     below.mkdir(parents=True)

@@ -60,6 +60,7 @@ def _name(sock: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@pytest.mark.stock_kernel
 @root
 @pytest.mark.parametrize("version", ["v4", "v6"])
 def test_a_lanes_socket_is_found_with_what_waits_in_it(netns_pair: Pair, version: str) -> None:

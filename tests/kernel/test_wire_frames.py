@@ -104,6 +104,7 @@ def test_tags_inside_the_frame(
     assert tos >> 2 == LANE.dscp
 
 
+@pytest.mark.stock_kernel
 @pytest.mark.parametrize(
     "tags",
     [(VLAN,), (SERVICE_VLAN,), (VLAN, SERVICE_VLAN), (VLAN, VLAN)],

@@ -80,6 +80,7 @@ def test_datagrams_of_a_lane(
     assert lane_packets(link) == {each.name: COUNT if each == lane else 0 for each in lane_bands()}
 
 
+@pytest.mark.stock_kernel
 def test_a_v6_socket_with_a_v4_peer(netns_pair: Pair, link: wire.Link) -> None:
     lane = lane_bands()[1]
     with netns_pair.a.call(socket.socket, socket.AF_INET6, socket.SOCK_DGRAM) as sock:
@@ -122,6 +123,7 @@ def test_an_unprivileged_ip_tos_leads_nowhere(
     assert set(lane_packets(link).values()) == {0}
 
 
+@pytest.mark.stock_kernel
 def test_a_privileged_priority_that_names_a_class(netns_pair: Pair, link: wire.Link) -> None:
     """Without the classifier HTB would take these into lane 0, or past its tree (minor 0)."""
     lane = lane_bands()[0]
@@ -134,6 +136,7 @@ def test_a_privileged_priority_that_names_a_class(netns_pair: Pair, link: wire.L
     assert link.counters()[DEFAULT_BAND].packets >= 2 * COUNT
 
 
+@pytest.mark.stock_kernel
 @FAMILIES
 def test_a_tcp_flow_is_counted_as_htb_counts_it(
     netns_pair: Pair, link: wire.Link, family: socket.AddressFamily
