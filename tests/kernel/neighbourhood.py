@@ -96,13 +96,18 @@ def _path(v4: str, v6: str, far: End, mac: str, next_mac: str) -> Path4and6:
     return Path4and6(v4, v6, far.v4, far.v6, "eth0", mac, next_mac)
 
 
-def build(pair: Pair, containers: Sequence[Namespace]) -> Cluster:
-    """Join two empty namespaces to the pair's first end as containers; it forwards for them."""
-    host, far = pair.a, pair.b
-    for here, there in ((host, far), (far, host)):
+def introduce(pair: Pair) -> None:
+    """Tell both ends the other's hardware address, so that no packet has to wait for it."""
+    for here, there in ((pair.a, pair.b), (pair.b, pair.a)):
         for address in (there.v4, there.v6):
             add = ("replace", address, "lladdr", there.mac, "dev", "eth0")
             here.run("ip", "neighbour", *add)
+
+
+def build(pair: Pair, containers: Sequence[Namespace]) -> Cluster:
+    """Join two empty namespaces to the pair's first end as containers; it forwards for them."""
+    host, far = pair.a, pair.b
+    introduce(pair)
     host.run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
     for number, container in enumerate(containers, start=1):
         inside, outside = f"02:00:00:64:0{number}:02", f"02:00:00:64:0{number}:01"

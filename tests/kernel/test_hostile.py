@@ -17,10 +17,10 @@ import pytest
 
 from tests.ebpf import wire
 from tests.kernel.claims import claim_everything
-from tests.kernel.neighbourhood import TCP, Wire, attach, build, run_all, seen
+from tests.kernel.neighbourhood import TCP, Wire, attach, build, introduce, run_all, seen
 from tests.netns import Namespace, Pair
 from tlsched import cgroups
-from tlsched.bands import lane_bands
+from tlsched.bands import Band, lane_bands
 from tlsched.trust import ANY_LOCAL, make_trust
 
 pytestmark = pytest.mark.root
@@ -70,6 +70,16 @@ def test_nothing_of_a_neighbour_gets_into_a_lane(
     assert together.refused == hostile.refused
 
 
+def send_marked(to: str, lane: Band, cgroup: Path | None, uid: int = 0) -> None:
+    """One datagram with both marks; run in a process of its own."""
+    if cgroup is not None:
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+    os.setuid(uid)
+    with socket.socket(socket.AF_INET6 if ":" in to else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        wire.mark(sock, lane)
+        sock.sendto(b"marked", (to, 7150))
+
+
 def lane_packets(host: Namespace, send: Callable[[], object]) -> int:
     """How many packets ``send`` brings into any lane."""
     before = seen(host)
@@ -80,6 +90,7 @@ def lane_packets(host: Namespace, send: Callable[[], object]) -> int:
 @pytest.mark.stock_kernel
 def test_a_change_of_trust_takes_effect_on_open_sockets(netns_pair: Pair, group: Path) -> None:
     host, lane = netns_pair.a, lane_bands()[3]
+    introduce(netns_pair)
     attach(host, ANY_LOCAL)
     program_id = seen(host).program_id
     with host.call(socket.socket, socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -98,17 +109,11 @@ def test_a_change_of_trust_takes_effect_on_open_sockets(netns_pair: Pair, group:
 @pytest.mark.stock_kernel
 def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
     host, lane = netns_pair.a, lane_bands()[0]
+    introduce(netns_pair)
     attach(host, make_trust(uids=[4242]))
 
     def send_as(uid: int) -> None:
-        def inside() -> None:
-            os.setgid(uid)
-            os.setuid(uid)
-            with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
-                wire.mark(sock, lane)
-                sock.sendto(b"marked", (netns_pair.b.v6, 7150))
-
-        run_all(host.spawn(inside))
+        run_all(host.spawn(send_marked, netns_pair.b.v6, lane, None, uid))
 
     assert lane_packets(host, lambda: send_as(4242)) == 1
     assert lane_packets(host, lambda: send_as(4243)) == 0
@@ -119,20 +124,37 @@ def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
 def test_below_a_trusted_cgroup_is_trusted_and_above_is_not(netns_pair: Pair, group: Path) -> None:
     host, below = netns_pair.a, group / "job" / "worker"
     below.mkdir(parents=True)
+    introduce(netns_pair)
     attach(host, make_trust([f"/{group.name}/job"]))
 
     def send_from(cgroup: Path) -> None:
-        def inside() -> None:
-            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                wire.mark(sock, lane_bands()[5])
-                sock.sendto(b"marked", (netns_pair.b.v4, 7150))
-
-        run_all(host.spawn(inside))
+        run_all(host.spawn(send_marked, netns_pair.b.v4, lane_bands()[5], cgroup))
 
     assert lane_packets(host, lambda: send_from(below)) == 1
     assert lane_packets(host, lambda: send_from(below.parent)) == 1
     assert lane_packets(host, lambda: send_from(group)) == 0
+
+
+def test_a_container_on_macvlan_is_judged_by_its_cgroup(
+    netns_pair: Pair, make_netns: Callable[[], Namespace], group: Path
+) -> None:
+    """Its packets reach the link with socket and priority, as if the host had sent them."""
+    host, container = netns_pair.a, make_netns()
+    introduce(netns_pair)
+    attach(host, make_trust(["/" + group.name]))
+    kind = ("link", "eth0", "name", "mv0", "netns", container.name, "type", "macvlan")
+    host.run("ip", "link", "add", *kind)
+    container.run("ip", "link", "set", "mv0", "addrgenmode", "none", "up")
+    container.run("ip", "address", "add", "10.99.0.7/24", "dev", "mv0")
+    neighbour = (netns_pair.b.v4, "lladdr", netns_pair.b.mac, "dev", "mv0")
+    container.run("ip", "neighbour", "replace", *neighbour)
+
+    def send_from(cgroup: Path) -> None:
+        run_all(container.spawn(send_marked, netns_pair.b.v4, lane_bands()[1], cgroup))
+
+    assert lane_packets(host, lambda: send_from(group.parent)) == 0
+    assert seen(host).refused == 1
+    assert lane_packets(host, lambda: send_from(group)) == 1
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["v4", "v6"])
@@ -141,6 +163,7 @@ def test_a_flow_that_loses_its_dscp_arrives_whole(
 ) -> None:
     """TCP shares what it sends with what it may have to send again, and segments are cut later."""
     host, far = netns_pair.a, netns_pair.b
+    introduce(netns_pair)
     attach(host, make_trust(uids=[1]))
     sent, got = os.urandom(4_000_000), bytearray()
     address = far.v4 if family == socket.AF_INET else far.v6

@@ -17,9 +17,11 @@ from scapy.packet import Packet
 
 from tests.ebpf import frames, wire
 from tests.ebpf.frames import IPV4, IPV6, SERVICE_VLAN, VLAN
+from tests.kernel.claims import checksum
 from tests.netns import Namespace, Pair
 from tlsched.bands import DEFAULT_BAND, all_bands, lane_bands
-from tlsched.ebpf import program
+from tlsched.ebpf import program, trustmaps
+from tlsched.trust import make_trust
 
 pytestmark = pytest.mark.root
 
@@ -166,11 +168,19 @@ def test_a_device_without_ethernet_header(netns_pair: Pair, family: socket.Addre
         ):
             link = wire.make_link(namespace, "tun0", bare)
             wire.mark(sock, LANE)
-            sock.sendto(TOKEN, ("10.98.0.2" if family == socket.AF_INET else "fd98::2", 7150))
-        assert lane_packets(link) == 1
+            to = ("10.98.0.2" if family == socket.AF_INET else "fd98::2", 7150)
+            sock.sendto(TOKEN, to)
+            assert lane_packets(link) == 1
+            trustmaps.change(bare.program_id, trustmaps.resolve(make_trust(uids=[1])))
+            sock.sendto(TOKEN, to)
+            assert lane_packets(link) == 1
         # The kernel's own router solicitation may come first; with no packet left, read() raises.
-        packet = next(found for found in iter(lambda: os.read(tun, 2000), b"") if TOKEN in found)
-        assert packet[0] >> 4 == (4 if family == socket.AF_INET else 6)
+        packets = (found for found in iter(lambda: os.read(tun, 2000), b"") if TOKEN in found)
+        for dscp in (LANE.dscp, 0):
+            packet = next(packets)
+            parsed = IP(packet) if family == socket.AF_INET else IPv6(packet)
+            assert (parsed.tos if IP in parsed else parsed.tc) == (dscp or 0) << 2
+            assert IP not in parsed or checksum(packet[:20]) == 0
     finally:
         os.close(tun)
 
