@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from tlsched.cli import host
-from tlsched.errors import ConfigError
+from tlsched.errors import ConfigError, InterfaceMissing
 
 app = typer.Typer()
 host.register(app)
@@ -54,6 +55,24 @@ def test_detach_of_what_is_not_attached_says_so() -> None:
     argv = ["detach", "--iface", "lo", "--dry-run"]
     assert RUNNER.invoke(app, argv).stdout == "lo: not attached, nothing to do\n"
     assert json.loads(RUNNER.invoke(app, [*argv, "--json"]).stdout)["result"] == "unchanged"
+
+
+@pytest.mark.root
+def test_an_interface_that_is_gone_may_be_detached_when_asked_so() -> None:
+    argv = ["detach", "--iface", "absent0"]
+    assert isinstance(RUNNER.invoke(app, argv).exception, InterfaceMissing)
+    done = RUNNER.invoke(app, [*argv, "--missing-ok", "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["result"]) == (0, "unchanged")
+
+
+def test_flags_and_file_go_together(tmp_path: Path) -> None:
+    config = tmp_path / "tlsched.toml"
+    config.write_text('[link.absent0]\nrate = "1gbit"\nshare = 2\n')
+    argv = ["attach", "--iface", "absent0", "--config", str(config)]
+    assert "share 2.0 is out of range" in str(RUNNER.invoke(app, argv).exception)
+    # With the flag in its place it is the interface's turn.
+    done = RUNNER.invoke(app, [*argv, "--share", "0.1", "--dry-run"])
+    assert "absent0" in str(done.exception)
 
 
 @pytest.mark.parametrize("argv", [["status"], ["status", "--json"], ["lab", "status"], ["--help"]])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import stat
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from tlsched import unitfiles
+from tlsched.cli import unit
 from tlsched.errors import HostError
 
 COMMAND = Path("/opt/tlsched/bin/tlsched")
@@ -90,3 +95,57 @@ def test_a_link_into_a_hidden_place_is_seen_through(
 def test_paths_that_a_unit_reads_otherwise_are_refused(path: str) -> None:
     with pytest.raises(HostError, match="a unit cannot name the path"):
         unitfiles.check_reachable(Path(path), ())
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_what_others_may_write_is_not_run_as_root(tmp_path: Path, mode: int) -> None:
+    command = tmp_path / "tlsched"
+    command.touch()
+    command.chmod(mode)
+    with pytest.raises(HostError, match="others than root may write"):
+        unitfiles.check_owner(command)
+
+
+@pytest.mark.root
+def test_what_belongs_to_another_user_is_not_run_as_root(tmp_path: Path) -> None:
+    command = tmp_path / "tlsched"
+    command.touch(0o755)
+    unitfiles.check_owner(command)
+    os.chown(command, 1000, 0)
+    with pytest.raises(HostError, match="others than root may write"):
+        unitfiles.check_owner(command)
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    """The command as of an installation under /opt; this one may lie in a home."""
+    monkeypatch.setattr(unitfiles, "installed_command", lambda: COMMAND)
+    app = typer.Typer()
+    unit.register(app)
+    return app
+
+
+def test_a_dry_run_shows_both_files_and_writes_none(
+    command_line: typer.Typer, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(command_line, ["--root", str(tmp_path), "--dry-run"])
+    assert done.exit_code == 0
+    assert f"ExecStart={COMMAND} attach" in done.stdout
+    assert "[defaults]" in done.stdout
+    assert done.stdout.endswith("dry run: nothing was changed\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_json_lists_files_and_what_to_do_next(command_line: typer.Typer, tmp_path: Path) -> None:
+    for results in (["written", "written"], ["unchanged", "kept"]):
+        done = CliRunner().invoke(command_line, ["--root", str(tmp_path), "--json"])
+        said = json.loads(done.stdout)
+        assert [file["result"] for file in said["files"]] == results
+        assert all(Path(file["path"]).is_file() for file in said["files"])
+        assert "systemctl daemon-reload" in said["next"]
+
+
+def test_help_says_how_to_remove_it(command_line: typer.Typer) -> None:
+    said = CliRunner().invoke(command_line, ["--help"], env={"COLUMNS": "120"}).stdout
+    assert "systemctl enable --now tlsched@eth0" in said
+    assert "To remove it" in said

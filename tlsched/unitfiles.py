@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ _OURS = "# tlsched@.service, written by `tlsched install-unit`"
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))
 _INSTALL_HINT = (
     "install it where services may read it: python3 -m venv /opt/tlsched &&"
-    " /opt/tlsched/bin/pip install ."
+    " /opt/tlsched/bin/pip install ., as root"
 )
 
 
@@ -97,6 +98,8 @@ def installed_command() -> Path:
         raise HostError("the command tlsched is not installed", hint=_INSTALL_HINT)
     needed = (command, Path(sys.executable), Path(sys.base_prefix), Path(__file__))
     check_reachable(command, needed)
+    for path in (command, Path(sys.executable)):
+        check_owner(path)
     return command
 
 
@@ -112,6 +115,16 @@ def check_reachable(command: Path, needed: Iterable[Path]) -> None:
                     f"{place} would be hidden from the unit, as all of {hiding[0]} is",
                     hint=_INSTALL_HINT,
                 )
+
+
+def check_owner(path: Path) -> None:
+    """Raise HostError unless root alone may write what root is going to run."""
+    found = path.stat()
+    if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise HostError(
+            f"others than root may write {path.resolve()}, which the unit would run as root",
+            hint=_INSTALL_HINT,
+        )
 
 
 def _present(path: Path) -> str | None:

@@ -42,7 +42,11 @@ class Link:
         return named.stdout.strip()
 
     def make(self) -> None:
-        self.host.run("ip", "link", "add", self.dev, "type", "veth", "peer", "name", "peer")
+        # With several queues, as a card has: then its driver is asked how many it uses.
+        queues = ("numtxqueues", "2", "numrxqueues", "2")
+        self.host.run(
+            "ip", "link", "add", self.dev, *queues, "type", "veth", "peer", "name", "peer"
+        )
         self.host.run("ip", "link", "set", self.dev, "addrgenmode", "none", "up")
 
     def remove(self) -> None:

@@ -145,7 +145,6 @@ def has_ethernet_header(iface: str) -> bool:
     Raises InterfaceMissing without such an interface in the calling thread's namespace.
     """
     request = struct.pack("16s24x", iface.encode())
-    # Any socket will do, and the unit allows no other family but netlink.
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         try:
             answer = fcntl.ioctl(sock, SIOCGIFHWADDR, request)
