@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.netns import Namespace, alive, run
+from tests.netns import SLOWNESS, Namespace, alive, run
 from tlsched import cgroups
 
 BOOT = Path(__file__).with_name("systemd_boot.sh")
@@ -23,7 +23,7 @@ UDEVD = Path("/lib/systemd/systemd-udevd")
 # Where `make setup` unpacks Debian's udev on a machine that has none.
 UNPACKED_UDEV = Path(sys.prefix) / "udev"
 NAMESPACES = ("--pid", "--mount", "--cgroup", "--net", "--uts", "--ipc")
-BOOT_S = 60.0
+BOOT_S = 60.0 * SLOWNESS
 
 
 class SystemdHost(Namespace):
@@ -54,7 +54,7 @@ class SystemdHost(Namespace):
 
     def await_state(self, unit: str, wanted: str, wait_s: float = 30.0) -> None:
         """Wait until the unit is in a state; the error shows what it logged."""
-        deadline_s = time.monotonic() + wait_s
+        deadline_s = time.monotonic() + wait_s * SLOWNESS
         while (state := self.state(unit)) != wanted:
             assert time.monotonic() < deadline_s, f"{unit} is {state}: {self.journal(unit)}"
             time.sleep(0.05)
@@ -70,7 +70,11 @@ def booted(work: Path) -> Iterator[SystemdHost]:
     """Boot a host; it ends with the context. ``work`` is an empty folder to mount over."""
     udev = "" if UDEVD.exists() else str(UNPACKED_UDEV)
     assert not udev or UNPACKED_UDEV.is_dir(), "udev is missing: run `make setup`"
-    cgroup = cgroups.find_mount().point / f"tlt-{os.getpid()}-systemd"
+    top = cgroups.find_mount().point
+    for left in top.glob("tlt-*-systemd"):  # of a run that was killed
+        if not alive(int(left.name.split("-")[1])):
+            _remove(left)
+    cgroup = top / f"tlt-{os.getpid()}-systemd"
     cgroup.mkdir()
     enter = f"echo $$ >{cgroup}/cgroup.procs; exec setpriv --pdeathsig KILL -- "
     enter += f"unshare --fork --kill-child {' '.join(NAMESPACES)} -- "
@@ -107,10 +111,15 @@ def _await_boot(outer: subprocess.Popen[bytes], log: Path) -> int:
 
 def _await_end(pid: int, cgroup: Path) -> None:
     """Wait for the last process and remove the cgroups that systemd made."""
-    deadline_s = time.monotonic() + 10
-    while alive(pid) if pid else False:
+    deadline_s = time.monotonic() + 10 * SLOWNESS
+    while pid and alive(pid):
         assert time.monotonic() < deadline_s, "systemd did not end"
         time.sleep(0.02)
-    while cgroup.is_dir():
-        run("find", str(cgroup), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";", check=False)
+    while not _remove(cgroup):
         assert time.monotonic() < deadline_s, f"{cgroup} cannot be removed"
+
+
+def _remove(cgroup: Path) -> bool:
+    """Remove a cgroup with those below it; False while a process is still ending in one."""
+    run("find", str(cgroup), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";", check=False)
+    return not cgroup.is_dir()
