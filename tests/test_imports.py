@@ -29,6 +29,9 @@ MAY_IMPORT = {
     "cgroups": {"errors"},
     "tc": BASE,
     "ebpf": {"cgroups", *BASE},
+    "marking": {"linkstatus", "cgroups", "ebpf", *BASE},
+    "runs": {"cgroups", "ebpf", *BASE},
+    "sweep": set[str](),  # runs by itself, without tlsched
     "linkstatus": {"tc", "ebpf", *BASE},
     "linktrust": {"tc", "ebpf", *BASE},
     "metrics": {"linkstatus"},

@@ -8,8 +8,10 @@ proc_pid_mountinfo(5), Documentation/admin-guide/cgroup-v2.rst of the kernel.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,6 +20,7 @@ from tlsched.errors import ConfigError, FeatureMissing, HostError, PermissionMis
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
 _OWN = Path("/proc/self/cgroup")
+LOCK_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,14 @@ def processes(cgroup: Path) -> tuple[int, ...]:
         return ()
 
 
+def populated(cgroup: Path) -> bool:
+    """Whether a process is in the cgroup or below it."""
+    try:
+        return "populated 1" in (cgroup / "cgroup.events").read_text()
+    except OSError:  # gone
+        return False
+
+
 def make(cgroup: Path) -> None:
     """Make a cgroup below an existing one.
 
@@ -150,7 +161,8 @@ def make(cgroup: Path) -> None:
         raise
     except PermissionError as error:
         raise PermissionMissing(
-            f"no permission to make a cgroup in {cgroup.parent}", hint="run it as root"
+            f"no permission to make a cgroup in {cgroup.parent}",
+            hint="run it as root, or as the owner of that folder",
         ) from error
     except OSError as error:  # read-only in a container, or too many (cgroup.max.descendants)
         raise HostError(
@@ -160,11 +172,33 @@ def make(cgroup: Path) -> None:
 
 
 def remove(cgroup: Path) -> bool:
-    """Remove an empty cgroup and the empty ones below it; False when processes are left in it."""
+    """Remove a cgroup and those below it; False, and nothing is removed, when one is in use."""
+    if populated(cgroup):
+        return False
     for folder in reversed(list(walk(cgroup))):
         with contextlib.suppress(OSError):  # gone, or busy: the check below tells
             folder.rmdir()
     return not cgroup.exists()
+
+
+def lock(fd: int, cgroup: Path, wait_s: float = LOCK_WAIT_S) -> None:
+    """Lock an open file of the cgroup until ``fd`` closes, however that happens (flock(2)).
+
+    Raises HostError when somebody holds it for ``wait_s`` seconds: any user may.
+    """
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise HostError(
+                    f"somebody has kept {cgroup} locked for {wait_s:g} s",
+                    hint="`lslocks` shows who; wait for it, or end it, and try again",
+                ) from None
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _is_cgroup(path: Path, mount: Mount) -> bool:

@@ -53,6 +53,14 @@ class ForeignQdisc(HostError):
     """Somebody else's qdisc or filter stands on the link where ours would go."""
 
 
+class ForeignProgram(HostError):
+    """Somebody else's BPF program stands on a cgroup and lets no other beside it."""
+
+
+class ProgramMissing(HostError):
+    """A BPF program or map is not loaded any more."""
+
+
 class ApplyError(TlschedError):
     """A change failed half-way. It was undone, unless the message says otherwise."""
 

@@ -4,8 +4,8 @@ Exit codes: 0 done, or already so; 1 a change failed and was undone, or `doctor`
 prevents attach; 2 bad input, missing permission or missing feature (nothing changed); 3 `status`:
 not attached; 4 `status`: drifted; 5 what was asked for is done, but its output could not be
 written (a full disk, said in one line; a reader that has closed the pipe, not said). `lab exec`
-ends with its command's own code, 127 where there is no such command and 126 where it may not be
-run.
+and `run` end with their command's own code, 127 where there is no such command and 126 where it
+may not be run.
 """
 
 from __future__ import annotations
@@ -61,18 +61,19 @@ def _print_error(text: str) -> None:
 
 def main() -> None:
     """Entry point of the `tlsched` command."""
-    from tlsched.cli import demo, doctor, host, lab, metrics, top, unit
+    from tlsched.cli import demo, doctor, host, lab, mark, metrics, top, unit
     from tlsched.cli.output import OutputLost, discard, watch
 
     watch()
-    for module in (host, unit, doctor, top, metrics, lab, demo):
+    for module in (host, mark, unit, doctor, top, metrics, lab, demo):
         module.register(app)
     # At its end the interpreter searches all that was imported for garbage: 0.1 s of the 0.5 s that
     # `detach` takes, measured. Frozen objects are not searched.
     atexit.register(gc.freeze)
     # As Ctrl-C does, so that whoever holds a lab or a half-made change still cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish is not ours to overrule
+            signal.signal(number, _end)
     try:
         app()
     except TlschedError as error:

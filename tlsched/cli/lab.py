@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tlsched.cli.command import become, check_runs
 from tlsched.config import format_rate, parse_rate
 from tlsched.errors import ConfigError, LabError
 from tlsched.lab import Lab, remove_orphans, state
@@ -84,8 +83,8 @@ def execute(
     wanted = command[1:] if command[0] == "--" else command
     argv = lab.command(names.index(host), wanted)
     require()
-    _check_runs(wanted[0])
-    os.execvp(argv[0], argv)  # this process becomes the command: nothing stands in between
+    check_runs(wanted[0])  # hosts share the machine's files: what is missing here is missing there
+    become(argv)
 
 
 @lab_app.command()
@@ -133,24 +132,6 @@ def down(name: Name = DEFAULT_NAME) -> None:
     console.print(f"lab {name}: {'removed' if known else 'not up, nothing to remove'}")
     for orphan in orphans:
         console.print(f"lab {orphan}: removed, its owner or builder had been killed")
-
-
-class _CommandMissing(LabError):
-    exit_code = 127  # as of a shell
-
-
-class _CommandRefused(LabError):
-    exit_code = 126
-
-
-def _check_runs(program: str) -> None:
-    """Hosts share the machine's files: what is missing here is missing there."""
-    if shutil.which(program, os.F_OK) is None:
-        raise _CommandMissing(
-            f"there is no command {program}", hint="check its name, or give its whole path"
-        )
-    if shutil.which(program) is None:
-        raise _CommandRefused(f"{program} may not be run", hint="see its mode with `ls -l`")
 
 
 def _check_same(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""The calls of libbpf that reading and filling the classifier's maps takes.
+"""The few calls of libbpf that reading and filling maps, and hanging on a cgroup, takes.
 
 libbpf.so.1 comes with iproute2 and with bcc. Loaded alone it costs some 8 MB and a few
 milliseconds; importing bcc costs nine times as much. libbpf 1.x returns a negative errno
@@ -15,11 +15,12 @@ import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from tlsched.errors import FeatureMissing, HostError, PermissionMissing
+from tlsched.errors import FeatureMissing, HostError, PermissionMissing, ProgramMissing
 
 Key = TypeVar("Key", bound="ctypes._CData")
 
 _NAME_LENGTH = 16  # BPF_OBJ_NAME_LEN of linux/bpf.h
+_ALLOW_MULTI, _REPLACE = 2, 4  # BPF_F_ALLOW_MULTI, BPF_F_REPLACE of linux/bpf.h
 _MAX_MAPS = 64  # BPF's own limit of maps in one program (MAX_USED_MAPS)
 _MAX_PROGRAMS = 64  # at one hook (BPF_MPROG_MAX, BPF_CGROUP_MAX_PROGS)
 
@@ -72,7 +73,7 @@ def _fail(code: int, what: str, capability: str) -> HostError:
             f"no permission to {what}: {capability} is missing", hint="run it as root"
         )
     if code == errno.ENOENT:
-        return HostError(f"cannot {what}: it does not exist", hint="attach the link again")
+        return ProgramMissing(f"cannot {what}: it does not exist", hint="attach the link again")
     return HostError(f"cannot {what}: {reason}", hint="see dmesg for the kernel's reason")
 
 
@@ -86,7 +87,7 @@ def _checked(result: int, what: str, capability: str = "CAP_SYS_ADMIN") -> int:
 def program_by_id(program_id: int) -> Iterator[int]:
     """The descriptor of a loaded program, closed on leaving.
 
-    Raises PermissionMissing without CAP_SYS_ADMIN (bpf(2), BPF_PROG_GET_FD_BY_ID), HostError
+    Raises PermissionMissing without CAP_SYS_ADMIN (bpf(2), BPF_PROG_GET_FD_BY_ID), ProgramMissing
     when no such program is loaded.
     """
     call = _library().bpf_prog_get_fd_by_id
@@ -190,3 +191,31 @@ def _pointer(key: int | ctypes._CData) -> Any:
 def possible_cpus() -> int:
     """How many CPUs the kernel keeps a per-CPU value for (more than are online, often)."""
     return _checked(_library().libbpf_num_possible_cpus(), "count the possible CPUs")
+
+
+class _AttachOptions(ctypes.Structure):
+    """``struct bpf_prog_attach_opts`` of libbpf's bpf.h."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("flags", ctypes.c_uint32),
+        ("replace_prog_fd", ctypes.c_int),
+    )
+
+
+def attach_to_cgroup(program_fd: int, cgroup_fd: int, hook: int, replace_fd: int = -1) -> int:
+    """Hang a program on a cgroup, beside others or in the place of ``replace_fd``.
+
+    Returns 0 or the errno: EPERM, where somebody's program stands there or above alone, is for
+    the caller to explain. Others' programs keep running (BPF_F_ALLOW_MULTI, bpf(2)).
+    """
+    flags = _ALLOW_MULTI | (_REPLACE if replace_fd >= 0 else 0)
+    options = _AttachOptions(ctypes.sizeof(_AttachOptions), flags, max(replace_fd, 0))
+    call = _library().bpf_prog_attach_opts
+    return -int(call(program_fd, cgroup_fd, hook, ctypes.byref(options)))
+
+
+def detach_from_cgroup(program_fd: int, cgroup_fd: int, hook: int) -> None:
+    """Take a program off a cgroup. Raises HostError when it is not there."""
+    result = _library().bpf_prog_detach2(program_fd, cgroup_fd, hook)
+    _checked(result, "take the BPF program off the cgroup", "CAP_NET_ADMIN")
