@@ -46,7 +46,7 @@ def inside(path: Path, *argv: str) -> list[str]:
     return ["sh", "-c", 'echo 0 >"$0"/cgroup.procs && exec "$@"', str(path), *argv]
 
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     """Wait until ``condition`` holds; AssertionError that says ``what`` did not become so."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
