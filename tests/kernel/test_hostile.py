@@ -157,6 +157,28 @@ def test_a_container_on_macvlan_is_judged_by_its_cgroup(
     assert lane_packets(host, lambda: send_from(group)) == 1
 
 
+def test_a_tunnel_of_the_host_does_not_make_a_container_trusted(
+    netns_pair: Pair, make_netns: Callable[[], Namespace]
+) -> None:
+    """VXLAN forgets where a packet came in, and copies its DSCP to the outside when told so."""
+    cluster = build(netns_pair, [make_netns(), make_netns()])
+    host, far, inner = cluster.host, cluster.far, "10.96.0.2"
+    tunnel = ("vxlan", "id", "5", "dstport", "4789", "remote", far.v4, "tos", "inherit")
+    host.run("ip", "link", "add", "vx0", "type", *tunnel)
+    host.run("ip", "link", "set", "vx0", "addrgenmode", "none", "up")
+    host.run("ip", "address", "add", "10.96.0.1/24", "dev", "vx0")
+    host.run("ip", "neighbour", "replace", inner, "lladdr", "02:00:00:65:00:01", "dev", "vx0")
+    attach(host, make_trust(sources=["0.0.0.0/0"]))
+    for lane in lane_bands():
+        before = seen(host)
+        with Wire(far, "eth0") as arrived:
+            run_all(cluster.foreign.spawn(send_marked, inner, lane, None))
+        after = seen(host).since(before)
+        assert (set(after.lanes.values()), after.refused) == ({0}, 1)
+        assert arrived.packets >= 1  # the tunnel's own greetings among them
+        assert (arrived.lane_dscps, arrived.wrong_checksums) == (0, 0)
+
+
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["v4", "v6"])
 def test_a_flow_that_loses_its_dscp_arrives_whole(
     netns_pair: Pair, family: socket.AddressFamily

@@ -2,9 +2,9 @@
 /*
  * Marks -> band, at clsact egress.
  *
- * A packet of this host whose priority and DSCP are both those of one lane gets that lane's class
- * in skb->priority, where HTB looks first; so does a forwarded packet with a lane's DSCP. Both
- * only if the sender is trusted. Whoever is not loses a lane's DSCP, lest the network ahead serve
+ * A packet of a local socket whose priority and DSCP are both those of one lane gets that lane's
+ * class in skb->priority, where HTB looks first; so does a forwarded packet with a lane's DSCP.
+ * Both only if the sender is trusted. Whoever is not loses a lane's DSCP, lest the network ahead serve
  * him as one. Everything else is the default band's and stays as it is, with one exception:
  * whoever names one of our classes himself (a privileged SO_PRIORITY) is moved to the default
  * class, since a class number is not a mark.
@@ -149,15 +149,16 @@ static __always_inline bool trusts_socket(struct __sk_buff *skb,
 	__u32 uid;
 
 	/*
-	 * The kernel also makes packets that have no socket, or that of a connection which is past
-	 * (an acknowledgement in TIME_WAIT). Their priority is the kernel's own, or was that
-	 * connection's: no reason to doubt it where every socket is trusted.
+	 * Without a socket is what the kernel answers by itself (resets by netfilter), and what a
+	 * tunnel of this host makes of a forwarded packet: it forgets the way in, and may copy the
+	 * DSCP to the outside. The sockets of SYN-ACKs and of connections in TIME_WAIT do here.
 	 */
 	if (known->flags & TLSCHED_ANY_LOCAL)
-		return true;
+		return skb->sk;
 	/*
-	 * But nobody can say whose they are. They have no cgroup, and must not be asked for their
-	 * owner: it would be the user that stands for all unknown ones.
+	 * Here they do if they lead to whole ones: a SYN-ACK's does, to the listener. Whatever else
+	 * has no cgroup, and must not be asked for its owner, which would be the user that stands
+	 * for all unknown ones.
 	 */
 	if (!bpf_skb_cgroup_id(skb))
 		return false;

@@ -37,7 +37,7 @@ struct tlsched_counters {
 
 /* Map "settings": one value. A set that no flag or level names is not looked into. */
 #define TLSCHED_ETHERNET 1  /* frames on this link begin with an Ethernet header */
-#define TLSCHED_ANY_LOCAL 2 /* whatever this host makes itself is trusted */
+#define TLSCHED_ANY_LOCAL 2 /* every socket of this host is trusted */
 #define TLSCHED_UIDS 4	    /* "trusted_uids" has entries */
 #define TLSCHED_SOURCES 8   /* "trusted_v4" or "trusted_v6" has entries */
 
