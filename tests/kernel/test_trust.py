@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
-import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ebpf import wire
 from tests.kernel.hostcli import status, tlsched, tlsched_json
-from tests.kernel.neighbourhood import introduce
 from tests.netns import Namespace, Pair
 from tlsched import cgroups, control, linktrust
-from tlsched.bands import Band, all_bands, lane_bands
+from tlsched.bands import all_bands
 from tlsched.config import LinkSettings
 from tlsched.control import Outcome
-from tlsched.ebpf import libbpf, maps, program, trustmaps
+from tlsched.ebpf import libbpf, program, trustmaps
 from tlsched.errors import ApplyError, ConfigError
 from tlsched.linktrust import TrustChange
 from tlsched.tc.kernel import Kernel
@@ -175,65 +169,3 @@ def test_a_cgroup_that_is_not_there_or_too_deep_is_refused(netns_pair: Pair, gro
         with pytest.raises(ConfigError, match=said):
             attach(netns_pair.a, make_trust([path]))
     assert status(netns_pair.a) == []
-
-
-class Flood:
-    """Datagrams of one lane, counted, until told to stop or half a minute has passed."""
-
-    def __init__(self, lane: Band, cgroup: Path, uid: int) -> None:
-        self.lane, self.cgroup, self.uid = lane, cgroup, uid
-        self.sent = multiprocessing.RawValue(ctypes.c_uint64, 0)
-        self.stop = multiprocessing.RawValue(ctypes.c_bool, False)
-
-    def send(self, address: str) -> None:
-        (self.cgroup / "cgroup.procs").write_text(str(os.getpid()))
-        os.setuid(self.uid)
-        deadline_s = time.monotonic() + 30
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            wire.mark(sock, self.lane)
-            while not self.stop.value and time.monotonic() < deadline_s:
-                sock.sendto(b"marked", (address, 7150))
-                self.sent.value += 1
-
-
-def test_changes_while_packets_pass_open_no_gap(netns_pair: Pair, group: Path) -> None:
-    """Who is trusted before and after always is; who is neither before nor after never is."""
-    host, address = netns_pair.a, netns_pair.b.v4
-    introduce(netns_pair)
-    attach(host, ANY_LOCAL)
-    number, cgroup = program_id(host), "/" + group.name
-    trusts = [
-        trustmaps.resolve(trust)
-        for trust in (
-            make_trust([cgroup]),
-            make_trust(["/" + group.name, "/"], [7]),
-            make_trust(uids=[0]),
-            make_trust(uids=[0, 9], sources=["10.0.0.0/8"]),
-            ANY_LOCAL,
-            make_trust([cgroup], [0, 1000]),
-        )
-    ]
-    # Root's socket in the group is in all of them, another user's elsewhere in two.
-    keen = Flood(lane_bands()[0], group, uid=0)
-    sly = Flood(lane_bands()[5], group.parent, uid=5)
-    senders = [host.spawn(each.send, address) for each in (keen, sly)]
-    try:
-        while not (keen.sent.value and sly.sent.value):
-            assert all(sender.is_alive() for sender in senders)
-        trustmaps.change(number, trusts[0])
-        time.sleep(0.05)  # packets on their way may still go by the old
-        before = maps.read_counters(number)
-        for held in [each for at, each in enumerate(trusts) if at not in (1, 4)] * 50:
-            trustmaps.change(number, held)
-        between = maps.read_counters(number)
-        for held in trusts * 20:
-            trustmaps.change(number, held)
-    finally:
-        for flood, sender in zip((keen, sly), senders, strict=True):
-            flood.stop.value = True
-            sender.join(10)
-    counters = maps.read_counters(number)
-    assert before["lane5"] == between["lane5"]
-    assert before["lane0"].packets < between["lane0"].packets
-    assert between["lane5"].packets < counters["lane5"].packets
-    assert counters["lane0"].packets == keen.sent.value
