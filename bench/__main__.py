@@ -28,7 +28,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to thi
 def classifier_command(rounds: Rounds = 9, json_file: Json = None) -> None:
     """Nanoseconds a packet that the classifier costs."""
     rows = classifier.measure(rounds)
-    _show("classifier, ns a packet", ("packet", "band"), "ns", rows, "{:.0f}")
+    _show("classifier, ns a packet", ("packet", "trust", "band"), "ns", rows, "{:.0f}")
     record.save(json_file, "classifier", rows)
 
 

@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +21,84 @@ from scapy.layers.l2 import Dot1Q, Ether
 
 from bench.record import spread
 from tests.ebpf import testrun
-from tlsched.bands import all_bands
-from tlsched.ebpf import program
+from tlsched.bands import DEFAULT_BAND, all_bands
+from tlsched.ebpf import program, trustmaps
 from tlsched.errors import HostError
+from tlsched.trust import ANY_LOCAL, Trust, make_trust
 
 PACKETS = 100_000
+LANE = all_bands()[0]
 BPF_STATS_RUN_TIME = 0  # enum bpf_stats_type, <linux/bpf.h>
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """One row a kind of packet and band; kinds take turns, ``rounds`` times."""
-    bands = all_bands()
-    lane = bands[0]
-    assert lane.tos is not None
-    assert lane.priority is not None
-    packets = {
-        "ipv4": Ether() / IP(tos=lane.tos) / TCP(),
-        "ipv6": Ether() / IPv6(tc=lane.tos) / TCP(),
-        "ipv4, one VLAN tag": Ether() / Dot1Q(vlan=7) / IP(tos=lane.tos) / TCP(),
-        "ipv4, two VLAN tags": Ether() / Dot1Q(vlan=7) / Dot1Q(vlan=8) / IP(tos=lane.tos) / TCP(),
-    }
-    cases = [(kind, band) for kind in packets for band in ("lane0", "default")]
-    times: dict[tuple[str, str], list[float]] = {case: [] for case in cases}
-    with program.load(bands) as classifier, _statistics():
+    """One row a case; the cases take turns, ``rounds`` times."""
+    cases = _cases()
+    times: dict[Case, list[float]] = {case: [] for case in cases}
+    with program.load(all_bands()) as classifier, _statistics():
         for _ in range(rounds):
-            for kind, band in cases:
-                priority = lane.priority if band == "lane0" else 0
-                expected = lane.classid if band == "lane0" else 0
-                spent = _mean_ns(classifier.fd, bytes(packets[kind]), priority, expected)
-                times[kind, band].append(spent)
+            for case in cases:
+                trustmaps.change(classifier.program_id, trustmaps.resolve(case.trust))
+                times[case].append(_mean_ns(classifier.fd, case))
     return [
-        {"packet": kind, "band": band, "ns": spread(values)}
-        for (kind, band), values in times.items()
+        {
+            "packet": case.kind,
+            "trust": case.trust.describe(),
+            "band": case.band,
+            "ns": spread(values),
+        }
+        for case, values in times.items()
     ]
 
 
-def _mean_ns(program_fd: int, frame: bytes, priority: int, expected: int) -> float:
-    """Mean nanoseconds of a run over PACKETS packets, each of which must get ``expected``."""
+@dataclass(frozen=True)
+class Case:
+    """A packet, who is trusted meanwhile, and the band that it has to get into."""
+
+    kind: str
+    frame: bytes
+    band: str
+    trust: Trust = ANY_LOCAL
+    forwarded: bool = False
+
+
+def _cases() -> list[Case]:
+    """Each kind of packet where every socket is trusted, and one kind under each other trust.
+
+    A test run's socket is root's, in the cgroup of this process. "Refused" loses its DSCP.
+    """
+    four, source = IP(src="10.1.2.3", tos=LANE.tos) / TCP(), make_trust(sources=["10.0.0.0/8"])
+    packets = {
+        "ipv4": Ether() / four,
+        "ipv6": Ether() / IPv6(tc=LANE.tos) / TCP(),
+        "ipv4, one VLAN tag": Ether() / Dot1Q(vlan=7) / four,
+        "ipv4, two VLAN tags": Ether() / Dot1Q(vlan=7) / Dot1Q(vlan=8) / four,
+    }
+    plain = bytes(packets["ipv4"])
+    return [
+        *(
+            Case(kind, bytes(packet), band)
+            for kind, packet in packets.items()
+            for band in (LANE.name, DEFAULT_BAND)
+        ),
+        Case("ipv4", plain, LANE.name, make_trust(uids=[0])),
+        Case("ipv4", plain, LANE.name, make_trust(["/"])),
+        Case("ipv4, forwarded", plain, LANE.name, source, forwarded=True),
+        Case("ipv4, refused", plain, DEFAULT_BAND, make_trust(uids=[1])),
+        Case("ipv4, refused and forwarded", plain, DEFAULT_BAND, forwarded=True),
+    ]
+
+
+def _mean_ns(program_fd: int, case: Case) -> float:
+    """Mean nanoseconds of a run over PACKETS packets, each of which must get into its band."""
+    into_lane = case.band == LANE.name
+    priority = (LANE.priority or 0) if into_lane and not case.forwarded else 0
+    expected = LANE.classid if into_lane else 0
+    run = testrun.Runner(program_fd)
     spent_ns, runs = _run_time(program_fd)
     for _ in range(PACKETS):
-        result = testrun.run(program_fd, frame, priority=priority)
-        assert result.priority == expected, "the packet went to the wrong band"
+        assert run(case.frame, priority, int(case.forwarded)) == 0
+        assert run.priority == expected, "the packet went to the wrong band"
     spent_after_ns, runs_after = _run_time(program_fd)
     return (spent_after_ns - spent_ns) / (runs_after - runs)
 
