@@ -32,11 +32,13 @@ _serial = itertools.count(1)
 
 
 def run(
-    *argv: str, timeout_s: float = 30.0, check: bool = True
+    *argv: str, timeout_s: float = 30.0, check: bool = True, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; when it fails, the error shows what it wrote to stderr."""
     limit_s = timeout_s * SLOWNESS
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=limit_s, check=False, input=stdin
+    )
     if check and done.returncode:
         raise AssertionError(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
     return done
@@ -145,22 +147,32 @@ def make_namespace(letter: str = "a") -> Namespace:
 def make_pair(dev: str = "eth0") -> Pair:
     """Make two namespaces joined by a veth whose ends are both called ``dev``, up, addressed.
 
-    No link-local addresses are generated, so that an idle link carries no packet of its own.
+    No link-local addresses are generated and each end knows the other's hardware address, so
+    that an idle link carries no packet of its own and a first packet waits for no answer.
     """
     names = [make_namespace("a").name, make_namespace("b").name]
     macs = ["02:00:00:63:00:01", "02:00:00:63:00:02"]
     link = ["ip", "-n", names[0], "link", "add", dev, "address", macs[0], "type", "veth"]
     run(*link, "peer", "name", dev, "address", macs[1], "netns", names[1])
-    ends = []
-    for host, (name, mac) in enumerate(zip(names, macs, strict=True), start=1):
-        end = End(name, dev, f"10.99.0.{host}", f"fd99::{host}", mac)
-        ip = ["ip", "-n", name]
-        run(*ip, "link", "set", dev, "addrgenmode", "none")
-        run(*ip, "address", "add", f"{end.v4}/24", "dev", dev)
-        run(*ip, "address", "add", f"{end.v6}/64", "dev", dev, "nodad")
-        run(*ip, "link", "set", dev, "up")
-        ends.append(end)
+    ends = [
+        End(name, dev, f"10.99.0.{host}", f"fd99::{host}", mac)
+        for host, (name, mac) in enumerate(zip(names, macs, strict=True), start=1)
+    ]
+    for end, peer in (ends, reversed(ends)):
+        _configure(end, peer)
     return Pair(*ends)
+
+
+def _configure(end: End, peer: End) -> None:
+    commands = (
+        f"link set {end.dev} addrgenmode none",
+        f"address add {end.v4}/24 dev {end.dev}",
+        f"address add {end.v6}/64 dev {end.dev} nodad",
+        f"link set {end.dev} up",
+        f"neighbour add {peer.v4} lladdr {peer.mac} dev {end.dev}",
+        f"neighbour add {peer.v6} lladdr {peer.mac} dev {end.dev}",
+    )
+    run("ip", "-n", end.name, "-batch", "-", stdin="\n".join(commands))
 
 
 def remove(name: str) -> None:
