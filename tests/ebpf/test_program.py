@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import netns
 from tests.ebpf import testrun
 from tlsched.bands import all_bands
 from tlsched.ebpf import abi, compiler, libbpf, maps, program
@@ -28,7 +29,7 @@ def python(script: str, *wrapper: str, **environment: str) -> subprocess.Complet
         [*wrapper, sys.executable, "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * netns.SLOWNESS,
         check=False,
         env=os.environ | environment,
     )

@@ -18,7 +18,6 @@ from tlsched.tc.kernel import Kernel
 pytestmark = pytest.mark.root
 
 
-@pytest.mark.stock_kernel
 def test_attach_status_detach(netns_pair: Pair) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     before = snapshot(host, dev)

@@ -61,7 +61,6 @@ def test_it_is_named_and_left_alone(netns_pair: Pair, what: str) -> None:
     assert uncounted(host, dev) == before
 
 
-@pytest.mark.stock_kernel
 def test_no_filter_is_sent_after_clsact_was_refused(
     netns_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,6 @@ def program_id(where: Namespace) -> int:
     return ours.program_id
 
 
-@pytest.mark.stock_kernel
 def test_trust_changes_in_place(netns_pair: Pair, group: Path) -> None:
     host = netns_pair.a
     one = make_trust(uids=[1000], sources=["10.0.0.0/8"])
