@@ -14,7 +14,7 @@ from tlsched.ebpf import abi, libbpf, maps, program, trustmaps
 from tlsched.ebpf.trustmaps import HeldTrust
 from tlsched.trust import ANY_LOCAL, make_trust
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.stock_kernel]
 
 LANE = lane_bands()[0]
 # The socket of a test run is root's, in the cgroup of the process.

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.ebpf import wire
-from tests.kernel.claims import claim_everything
+from tests.kernel.claims import Path4and6, claim_everything
 from tests.kernel.neighbourhood import TCP, Wire, attach, build, introduce, run_all, seen
 from tests.netns import Namespace, Pair
 from tlsched import cgroups
@@ -155,6 +155,37 @@ def test_a_container_on_macvlan_is_judged_by_its_cgroup(
     assert lane_packets(host, lambda: send_from(group.parent)) == 0
     assert seen(host).refused == 1
     assert lane_packets(host, lambda: send_from(group)) == 1
+
+
+def test_behind_a_bridge_the_host_is_local_and_a_container_is_not(
+    netns_pair: Pair, make_netns: Callable[[], Namespace], group: Path
+) -> None:
+    """The link is a port of a bridge: whole frames of the container pass, with tags of its own."""
+    host, far, container, dev = netns_pair.a, netns_pair.b, make_netns(), netns_pair.a.dev
+    host.run("ip", "link", "add", "br0", "type", "bridge")
+    veth = ("type", "veth", "peer", "name", "eth0", "netns", container.name)
+    host.run("ip", "link", "add", "c1", *veth)
+    host.run("ip", "address", "flush", "dev", dev)
+    for port in (dev, "c1"):
+        host.run("ip", "link", "set", port, "addrgenmode", "none", "master", "br0", "up")
+    own, other = ("10.99.0.1", "fd99::1"), ("10.99.0.7", "fd99::7")
+    for where, name, addresses in ((host, "br0", own), (container, "eth0", other)):
+        where.run("ip", "link", "set", name, "addrgenmode", "none", "up")
+        for address, length, peer in zip(addresses, (24, 64), (far.v4, far.v6), strict=True):
+            dad = ("nodad",) if ":" in address else ()
+            where.run("ip", "address", "add", f"{address}/{length}", "dev", name, *dad)
+            where.run("ip", "neighbour", "replace", peer, "lladdr", far.mac, "dev", name)
+    attach(host, make_trust(["/" + group.name], sources=["10.98.0.0/16"]))
+    path = Path4and6(*other, far.v4, far.v6, "eth0", "02:00:00:66:00:07", far.mac)
+    before = seen(host)
+    with Wire(far, dev) as arrived:
+        run_all(container.spawn(claim_everything, group, path, True))
+    after = seen(host).since(before)
+    assert set(after.lanes.values()) == {0}
+    assert after.refused > 2000
+    assert (arrived.lane_dscps, arrived.wrong_ecn, arrived.wrong_checksums) == (0, 0, 0)
+    lane = lane_bands()[4]
+    assert lane_packets(host, lambda: run_all(host.spawn(send_marked, far.v4, lane, group))) == 1
 
 
 def test_a_tunnel_of_the_host_does_not_make_a_container_trusted(

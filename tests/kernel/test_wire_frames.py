@@ -21,6 +21,7 @@ from tests.kernel.claims import checksum
 from tests.netns import Namespace, Pair
 from tlsched.bands import DEFAULT_BAND, all_bands, lane_bands
 from tlsched.ebpf import program, trustmaps
+from tlsched.tc.kernel import has_ethernet_header
 from tlsched.trust import make_trust
 
 pytestmark = pytest.mark.root
@@ -159,6 +160,8 @@ def test_a_device_without_ethernet_header(netns_pair: Pair, family: socket.Addre
 
     tun = namespace.call(open_tun)
     try:
+        headers = [namespace.call(has_ethernet_header, dev) for dev in ("eth0", "lo", "tun0")]
+        assert headers == [True, True, False]
         namespace.run("ip", "link", "set", "tun0", "addrgenmode", "none", "up")
         namespace.run("ip", "address", "add", "10.98.0.1/24", "dev", "tun0")
         namespace.run("ip", "address", "add", "fd98::1/64", "dev", "tun0", "nodad")
