@@ -6,8 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,67 +15,17 @@ from torch import nn
 
 import tlsched
 from tests.training import loops, models
+from tests.training.faulty import (
+    MARGIN_S,
+    SOON_S,
+    deep_net,
+    train_with_faults,
+)
 from tests.training.ranks import RankPool, fresh_ranks
 from tlsched.errors import CommunicationError, RanksDisagree
 from tlsched.shim import sockets
 
 TIMEOUT_S = 4.0
-MARGIN_S = 20.0  # two cores, shared
-SOON_S = 5.0
-STEPS = 12
-FAULT_STEP = 6  # after the first two have been watched
-
-Fault = Callable[[tlsched.Run, nn.Module], None]
-
-
-def _net() -> nn.Sequential:
-    """Several buckets, each on a lane of its own."""
-    torch.manual_seed(3)
-    hidden = [layer for _ in range(4) for layer in (nn.Linear(384, 384), nn.Tanh())]
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 384), *hidden, nn.Linear(384, models.CLASSES))
-
-
-@dataclass
-class Outcome:
-    """How a rank's training ended; ``seconds`` since the fault step began."""
-
-    error: str
-    message: str
-    seconds: float
-    threads: int
-    steps: int
-
-
-def _train(
-    rank: int, _size: int, faults: dict[int, Any], policy: str = "kernel", timeout_s: float = 60.0
-) -> Outcome:
-    """Train; rank r suffers ``faults[r]`` (a function of this module) in the fault step."""
-    net = _net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    batches = models.batches("mlp", rank, STEPS)
-    threads = threading.active_count()
-    began_s, step = time.monotonic(), 0
-    try:
-        with tlsched.schedule(net, optimizer, policy=policy, timeout_s=timeout_s) as run:
-            for step, batch in enumerate(batches):
-                if step == FAULT_STEP:
-                    began_s = time.monotonic()
-                    if rank in faults:
-                        faults[rank](run, net)
-                loops.backward(models.loss("mlp", net, batch))
-                optimizer.step()
-                optimizer.zero_grad()
-    except BaseException as error:
-        assert "step" not in optimizer.__dict__
-        assert not any(type(p.grad).__name__ == "Promise" for p in net.parameters())
-        return Outcome(
-            type(error).__name__,
-            str(error),
-            time.monotonic() - began_s,
-            threading.active_count() - threads,
-            step,
-        )
-    return Outcome("", "", time.monotonic() - began_s, threading.active_count() - threads, step)
 
 
 def _raise(_run: tlsched.Run, _net: nn.Module) -> None:
@@ -105,7 +53,7 @@ def _reset_one_lane(run: tlsched.Run, _net: nn.Module) -> None:
 
 @pytest.mark.parametrize("policy", ["kernel", "sync"])
 def test_exception_is_seen_and_the_others_name_the_rank(four_ranks: RankPool, policy: str) -> None:
-    outcomes = four_ranks.run(_train, {2: _raise}, policy)
+    outcomes = four_ranks.run(train_with_faults, {2: _raise}, policy)
     assert (outcomes[2].error, outcomes[2].message) == ("ValueError", "a bad batch")
     assert outcomes[2].seconds < SOON_S
     for rank in (0, 1, 3):
@@ -117,7 +65,7 @@ def test_exception_is_seen_and_the_others_name_the_rank(four_ranks: RankPool, po
 @pytest.mark.parametrize("victim", [0, 2])
 def test_killed_rank_is_named_by_all_others(victim: int) -> None:
     with fresh_ranks(3) as pool:
-        outcomes = pool.run(_train, {victim: _die}, dying=1)
+        outcomes = pool.run(train_with_faults, {victim: _die}, dying=1)
     for rank in {0, 1, 2} - {victim}:
         assert outcomes[rank].error == "CommunicationError"
         assert f"rank {victim} left" in outcomes[rank].message
@@ -126,14 +74,14 @@ def test_killed_rank_is_named_by_all_others(victim: int) -> None:
 
 def test_ctrl_c_is_heard_while_waiting_for_others(two_ranks: RankPool) -> None:
     """Rank 1 is busy for long; rank 0 waits for it and is interrupted after two seconds."""
-    outcomes = two_ranks.run(_train, {0: _interrupt_in_two_seconds, 1: _sleep_long})
+    outcomes = two_ranks.run(train_with_faults, {0: _interrupt_in_two_seconds, 1: _sleep_long})
     assert outcomes[0].error == "KeyboardInterrupt"
     assert 1.5 < outcomes[0].seconds < 2 + SOON_S + 5.0
     assert "rank 0 left: KeyboardInterrupt" in outcomes[1].message
 
 
 def test_silent_rank_is_named_after_the_timeout(four_ranks: RankPool) -> None:
-    outcomes = four_ranks.run(_train, {1: _sleep_long}, "kernel", TIMEOUT_S)
+    outcomes = four_ranks.run(train_with_faults, {1: _sleep_long}, "kernel", TIMEOUT_S)
     for rank in (0, 2, 3):
         assert outcomes[rank].error == "CommunicationError"
         assert "rank 1 did not answer within 4 s" in outcomes[rank].message
@@ -142,7 +90,7 @@ def test_silent_rank_is_named_after_the_timeout(four_ranks: RankPool) -> None:
 
 
 def test_reset_sockets_end_training_everywhere(two_ranks: RankPool) -> None:
-    outcomes = two_ranks.run(_train, {0: _reset_one_lane})
+    outcomes = two_ranks.run(train_with_faults, {0: _reset_one_lane})
     for outcome, other in zip(outcomes, (1, 0), strict=True):
         assert outcome.error == "CommunicationError"
         assert f"rank {other} left" in outcome.message
@@ -150,7 +98,7 @@ def test_reset_sockets_end_training_everywhere(two_ranks: RankPool) -> None:
 
 
 def _fewer(rank: int, _size: int, policy: str) -> tuple[str, str, float]:
-    net = _net()
+    net = deep_net()
     optimizer = torch.optim.AdamW(net.parameters())
     began_s = time.monotonic()
     try:
@@ -241,82 +189,3 @@ def test_rank_that_never_enters_is_named(four_ranks: RankPool) -> None:
     messages = four_ranks.run(_one_stays_away)
     for rank in (0, 2, 3):
         assert "rank 1 did not tell the policy within 2 s" in messages[rank]
-
-
-def _fails_while_entering(rank: int, _size: int) -> tuple[str, float]:
-    net = models.mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    if rank == 1:
-        main = threading.main_thread().ident
-        assert main is not None
-        threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT)).start()
-    if rank == 2:
-        time.sleep(8)
-    began_s = time.monotonic()
-    try:
-        with tlsched.schedule(net, optimizer, timeout_s=60):
-            return "entered", 0.0
-    except BaseException as error:
-        assert "step" not in optimizer.__dict__
-        return f"{type(error).__name__}: {error}", time.monotonic() - began_s
-
-
-def test_ctrl_c_while_entering_is_heard_and_told() -> None:
-    """Rank 2 is late; rank 1 is interrupted while it waits for it."""
-    with fresh_ranks(3) as pool:
-        outcomes = pool.run(_fails_while_entering)
-    assert outcomes[1][0].startswith("KeyboardInterrupt")
-    assert outcomes[1][1] < 1 + SOON_S
-    for rank in (0, 2):
-        assert "rank 1" in outcomes[rank][0]
-        assert "KeyboardInterrupt" in outcomes[rank][0]
-
-
-def _handled_exception(rank: int, size: int, fault: str) -> list[Any]:
-    """Parameters after leaving by an exception that every rank raises after the fifth step."""
-    net = _net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    try:
-        with tlsched.schedule(net, optimizer, policy="sync" if fault == "none" else "kernel"):
-            for step, batch in enumerate(models.batches("mlp", rank, 9)):
-                loops.backward(models.loss("mlp", net, batch))
-                optimizer.step()
-                optimizer.zero_grad()
-                if step == 4:
-                    if fault == "none":
-                        break
-                    raise StopIteration
-    except StopIteration:
-        pass
-    return models.parameters(net)
-
-
-def test_updates_that_step_promised_are_done_when_the_loop_raises(two_ranks: RankPool) -> None:
-    """Early stopping by an exception, then a checkpoint: it must hold the last step."""
-    expected = two_ranks.run(_handled_exception, "none")
-    for ranks in zip(expected, two_ranks.run(_handled_exception, "raise"), strict=True):
-        assert models.identical(*ranks)
-
-
-def _train_slowly(rank: int, size: int, timeout_s: float) -> Outcome:
-    return _train(rank, size, dict.fromkeys(range(size), _doze), "kernel", timeout_s)
-
-
-def _doze(_run: tlsched.Run, _net: nn.Module) -> None:
-    time.sleep(4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_stopped_process_is_named_after_the_timeout(victim: int) -> None:
-    """SIGSTOP. Rank 0 keeps the store as well, which then answers nobody."""
-    with fresh_ranks(3) as pool:
-        pool.run(_enter, "nothing")  # started and warm
-        pid = pool.processes[victim].pid
-        assert pid is not None
-        threading.Timer(3.0, os.kill, (pid, signal.SIGSTOP)).start()
-        outcomes = pool.run(_train_slowly, 5.0, dying=1)
-    for rank in {0, 1, 2} - {victim}:
-        assert outcomes[rank].error == "CommunicationError"
-        assert f"rank {victim}" in outcomes[rank].message
-        assert outcomes[rank].seconds < 4 + 5 + MARGIN_S
