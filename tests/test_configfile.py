@@ -106,10 +106,11 @@ def test_mistakes_are_refused_with_file_and_section(file: Path, section: str, wo
     assert said.startswith(f"{file}, [link.eth0]: ")
 
 
-def test_an_empty_section_leaves_all_to_flags(file: Path) -> None:
+def test_the_rate_may_not_be_left_out(file: Path) -> None:
     file.write_text("[link.eth0]\n")
-    wanted = AttachOptions(LinkSettings("eth0", 10**9))
-    assert attach_options("eth0", file, {"rate": "1gbit"}) == wanted
+    assert f'write rate = "10gbit" under [link.eth0] in {file}' in refused(file)
+    with pytest.raises(ConfigError, match="the rate of eth0 is not given"):
+        attach_options("eth0", None, {})
 
 
 @pytest.mark.parametrize(
