@@ -83,9 +83,9 @@ def make_plan(
     return Plan(buckets, tuple(order))
 
 
-def single_lane(plan: Plan) -> Plan:
-    """The same buckets in the same order, all on lane 0."""
-    return replace(plan, buckets=tuple(replace(bucket, lane=0) for bucket in plan.buckets))
+def single_lane(plan: Plan, lane: int = 0) -> Plan:
+    """The same buckets in the same order, all on one lane."""
+    return replace(plan, buckets=tuple(replace(bucket, lane=lane) for bucket in plan.buckets))
 
 
 def cut_by_bytes(sizes: Sequence[int], lane_count: int = LANE_COUNT) -> list[int]:

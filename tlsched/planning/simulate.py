@@ -186,6 +186,13 @@ class _Training:
         return stop - send.start
 
     def _send(self, sends: Sequence[Send]) -> None:
+        if self.policy.dictated and sends:
+            order_s = self.simulation.now_s + self.simulation.fabric.order_s
+            self.simulation.at(order_s, lambda: self._hand_over(sends))
+        else:
+            self._hand_over(sends)
+
+    def _hand_over(self, sends: Sequence[Send]) -> None:
         for send in sends:
             lane = self._lanes.setdefault(send.lane, _Lane())
             lane.waiting.append(send)

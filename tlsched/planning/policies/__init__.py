@@ -12,26 +12,43 @@ from collections.abc import Callable
 from tlsched.errors import ConfigError
 from tlsched.planning.plan import Plan
 from tlsched.planning.policies.base import Policy, Send, in_one_order
+from tlsched.planning.policies.bytescheduler import bytescheduler
 from tlsched.planning.policies.fifo import fifo
 from tlsched.planning.policies.kernel import kernel, lanes
+from tlsched.planning.policies.prophet import prophet
+from tlsched.planning.policies.settings import PolicySettings, Window
 from tlsched.planning.policies.sync import sync
 
-POLICIES: dict[str, Callable[[Plan], Policy]] = {
-    "sync": sync,
-    "fifo": fifo,
-    "lanes": lanes,
-    "kernel": kernel,
+POLICIES: dict[str, Callable[[Plan, PolicySettings], Policy]] = {
+    "sync": lambda plan, _: sync(plan),
+    "fifo": lambda plan, _: fifo(plan),
+    "bytescheduler": bytescheduler,
+    "prophet": prophet,
+    "lanes": lambda plan, _: lanes(plan),
+    "kernel": lambda plan, _: kernel(plan),
 }
 
-__all__ = ["POLICIES", "Policy", "Send", "in_one_order", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "PolicySettings",
+    "Send",
+    "Window",
+    "in_one_order",
+    "make_policy",
+]
 
 
-def make_policy(name: str, plan: Plan) -> Policy:
-    """The policy called ``name`` for ``plan``; ConfigError lists the names when there is none."""
+def make_policy(name: str, plan: Plan, settings: PolicySettings | None = None) -> Policy:
+    """The policy called ``name`` for ``plan``; ConfigError lists the names when there is none.
+
+    ``settings`` are for the policies that go by more than the plan (default: see
+    :class:`PolicySettings`).
+    """
     try:
         factory = POLICIES[name]
     except KeyError:
         raise ConfigError(
             f"there is no policy {name!r}", hint=f"use one of {', '.join(POLICIES)}"
         ) from None
-    return factory(plan)
+    return factory(plan, settings or PolicySettings())

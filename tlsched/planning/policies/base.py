@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from tlsched.errors import ConfigError
 from tlsched.planning.plan import Plan
+
+# Pieces may be handed over while other threads use lane 0 (buffers, sparse gradients), at a moment
+# that differs between ranks; so they have a lane of their own.
+PIECES_LANE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,14 @@ class Policy:
     ``barrier`` tells that step() waits for everything; ``marked`` that lanes carry marks.
     ``lane_count`` is how many lanes its plans may use. ``one_order`` makes the launch order hold
     across lanes too: see :func:`in_one_order`.
+
+    ``pieces`` tells that what is handed over may be parts of buckets, and that some is handed over
+    only when others have been averaged; ``dictated`` that rank 0 decides the order and all others
+    follow it.
     """
+
+    pieces = False
+    dictated = False
 
     def __init__(
         self,
@@ -83,7 +95,14 @@ def in_one_order(policy: Policy) -> Policy:
     For backends whose groups are not independent: NCCL's communicators on one GPU may block each
     other unless all ranks launch them in the same order (NCCL user guide, "Using multiple NCCL
     communicators concurrently"). A bucket that is early waits for those of other lanes as well.
+    Raises ConfigError for a policy that hands over pieces: it does so when others have arrived,
+    which is no moment in that order.
     """
+    if policy.pieces:
+        raise ConfigError(
+            "this policy hands over pieces of buckets, which only gloo's lanes take",
+            hint='use policy="kernel", or backend="gloo"',
+        )
     return Policy(
         policy.plan,
         barrier=policy.barrier,

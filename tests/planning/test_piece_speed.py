@@ -1,0 +1,61 @@
+"""Simulated: what cutting into pieces buys, and what knobs that are set badly cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tlsched.planning.fabric import Fabric
+from tlsched.planning.plan import BucketPlan, Plan
+from tlsched.planning.policies import PolicySettings, Window, make_policy
+from tlsched.planning.profile import BucketProfile, Profile
+from tlsched.planning.simulate import simulate
+
+MIB = 1024 * 1024
+FABRIC = Fabric(hosts=4, rate_bps=1e9)
+
+
+def _profile(sizes: list[int], weights: list[float]) -> Profile:
+    """Forward takes a third of the computing, which takes as long as the communication."""
+    compute_s = FABRIC.seconds(sum(sizes))
+    whole, before, buckets = sum(weights), 0.0, []
+    for index, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+        ready_s = compute_s * 2 / 3 * (1 - before / whole)
+        needed_s = compute_s / 3 * before / whole
+        buckets.append(BucketProfile((f"p{index}",), size, ready_s, needed_s))
+        before += weight
+    return Profile(tuple(buckets), compute_s / 3, compute_s * 2 / 3)
+
+
+EQUAL = _profile([4 * MIB] * 24, [1.0] * 24)
+# One layer holds most of the bytes and computes little, as VGG-16's first dense one does.
+HUGE = _profile([MIB // 4] * 4 + [MIB] * 4 + [40 * MIB, 7 * MIB, MIB], [2.0] * 8 + [0.2] * 3)
+
+
+def _seconds(profile: Profile, name: str, window: Window | None = None) -> float:
+    plan = Plan(
+        tuple(BucketPlan(b.names, b.bytes, 0) for b in profile.buckets), profile.launch_order
+    )
+    settings = PolicySettings(window=window, profile=profile, fabric=FABRIC)
+    return simulate(profile, make_policy(name, plan, settings), FABRIC).settled_s
+
+
+@pytest.mark.parametrize("policy", ["bytescheduler", "prophet"])
+@pytest.mark.parametrize("profile", [EQUAL, HUGE], ids=["equal", "huge"])
+def test_pieces_by_need_are_faster_than_buckets_as_they_come(policy: str, profile: Profile) -> None:
+    floor_s = max(profile.compute_s, FABRIC.seconds(profile.bytes))
+    seconds = _seconds(profile, policy)
+    assert floor_s <= seconds < 0.95 * _seconds(profile, "fifo")
+
+
+def test_pieces_too_small_and_credit_too_small_cost() -> None:
+    good_s = _seconds(EQUAL, "bytescheduler", Window(MIB, 2 * MIB))
+    assert _seconds(EQUAL, "bytescheduler", Window(MIB // 32, MIB // 16)) > 1.1 * good_s
+    assert _seconds(EQUAL, "bytescheduler", Window(MIB // 8, MIB // 8)) > 1.02 * _seconds(
+        EQUAL, "bytescheduler", Window(MIB // 8, 2 * MIB)
+    )
+
+
+def test_too_much_credit_is_an_order_of_arrival_again() -> None:
+    assert _seconds(EQUAL, "bytescheduler", Window(MIB, 200 * MIB)) > 1.1 * _seconds(
+        EQUAL, "bytescheduler", Window(MIB, 2 * MIB)
+    )
