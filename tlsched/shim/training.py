@@ -74,6 +74,10 @@ def schedule(
     before anything is changed.
     """
     traits = make_policy(policy, Plan((), ()))
+    if traits.pieces:
+        raise ConfigError(
+            f"{policy} can only be simulated so far", hint='train with policy="kernel"'
+        )
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s}", hint="give a positive number of seconds")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
