@@ -80,6 +80,7 @@ def test_it_is_said_in_one_line() -> None:
     assert describe_change(Trust(uids=(7,)), both) == (
         "change trust: cgroups none -> /a; uids 7 -> 7, 8; sources none -> 10.0.0.0/8"
     )
+    assert describe_change(both, both) == f"change trust: write anew {both.describe()}"
     assert describe_change(both, Trust(sources=both.sources)) == (
         "change trust: local sockets listed -> any; cgroups /a -> none; uids 7, 8 -> none"
     )

@@ -92,7 +92,8 @@ def describe_change(old: Trust, new: Trust) -> str:
         for kind in before
         if before[kind] != after[kind]
     ]
-    return f"change trust: {'; '.join(steps)}"
+    # Written alike and yet to be changed: a change was killed, or cgroups were seen from elsewhere.
+    return f"change trust: {'; '.join(steps) or f'write anew {new.describe()}'}"
 
 
 def shown_prefixes(prefixes: Iterable[Prefix]) -> tuple[str, ...]:

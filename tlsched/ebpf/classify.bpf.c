@@ -4,8 +4,8 @@
  *
  * A packet of a local socket whose priority and DSCP are both those of one lane gets that lane's
  * class in skb->priority, where HTB looks first; so does a forwarded packet with a lane's DSCP.
- * Both only if the sender is trusted. Whoever is not loses a lane's DSCP, lest the network ahead serve
- * him as one. Everything else is the default band's and stays as it is, with one exception:
+ * Both only if the sender is trusted. Whoever is not loses a lane's DSCP, lest the network ahead
+ * serve him as one. Everything else is the default band's and stays as it is, with one exception:
  * whoever names one of our classes himself (a privileged SO_PRIORITY) is moved to the default
  * class, since a class number is not a mark.
  *
@@ -162,6 +162,7 @@ static __always_inline bool trusts_socket(struct __sk_buff *skb,
 	 */
 	if (!bpf_skb_cgroup_id(skb))
 		return false;
+	/* A uid is as the socket's network namespace numbers users, which need not be as the host. */
 	if (known->flags & TLSCHED_UIDS) {
 		uid = bpf_get_socket_uid(skb);
 		if (trusted_uids.lookup(&uid))
