@@ -44,7 +44,8 @@ MAY_IMPORT = {
     "planning": {"bands", "errors"},
     "shim": {"planning", "bands", "errors"},
     ROOT: {"shim", "errors"},
-    "demo": {ROOT, "lab", "shim", "planning", *BASE},
+    "shapes": {"planning", "errors"},
+    "demo": {ROOT, "lab", "shapes", "shim", "planning", *BASE},
     "__main__": {"cli"},
 }
 
@@ -53,7 +54,7 @@ USERS = {
     "pyroute2": ("tc.kernel", "tc.messages"),
     "bcc": ("ebpf.compiler",),
     "numpy": ("planning", "shim", "demo"),
-    "torch": ("shim", "demo"),
+    "torch": ("shim", "shapes", "demo"),
     "sklearn": ("demo",),
     "matplotlib": ("demo",),
     "typer": ("cli",),

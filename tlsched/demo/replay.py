@@ -7,73 +7,57 @@ through their front doors, and a machine without GPUs shows what its network wou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-# VGG-16, configuration D of Simonyan and Zisserman (arXiv 1409.1556, table 1): output channels of
-# the 3x3 convolutions, M for a 2x2 max-pool, then the widths of the fully connected layers.
-VGG16_CONVOLUTIONS: tuple[int | str, ...] = (
-    64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M",
-)  # fmt: skip
-VGG16_FULLY_CONNECTED = (4096, 4096, 1000)
-IMAGE_SIDE = 224
-IMAGE_CHANNELS = 3
+from tlsched.shapes.catalog import layers_of
+from tlsched.shapes.derive import BACKWARD_OF_FORWARD
+from tlsched.shapes.walk import Layer
+
+GRADIENT_BYTES = 4  # of an element: replayed parameters are float32
+MOST_OWED_S = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A layer's number of parameters and its forward's multiply-adds (for one image)."""
+def replayed(name: str, *, compute_s: float, scale: float = 1.0) -> ReplayedModel:
+    """The shape called ``name`` (see :mod:`tlsched.shapes.names`) as a replayed model.
 
-    name: str
-    parameters: int
-    multiply_adds: int
-
-
-def vgg16() -> list[Layer]:
-    """VGG-16's layers, forward order, computed from its definition (138 million parameters)."""
-    return [*_convolutions(), *_fully_connected()]
+    An iteration sleeps ``compute_s``; ``scale`` multiplies every layer's number of parameters.
+    Raises ConfigError with the names there are.
+    """
+    return ReplayedModel(layers_of(name), compute_s=compute_s, scale=scale)
 
 
-def _convolutions() -> Iterator[Layer]:
-    channels, side = IMAGE_CHANNELS, IMAGE_SIDE
-    number = 0
-    for out in VGG16_CONVOLUTIONS:
-        if isinstance(out, str):
-            side //= 2
-            continue
-        number += 1
-        weights = channels * out * 3 * 3
-        yield Layer(f"conv{number}", weights + out, weights * side * side)
-        channels = out
-
-
-def _fully_connected() -> Iterator[Layer]:
-    pools = VGG16_CONVOLUTIONS.count("M")
-    channels = [c for c in VGG16_CONVOLUTIONS if isinstance(c, int)][-1]
-    width = channels * (IMAGE_SIDE // 2**pools) ** 2
-    for number, out in enumerate(VGG16_FULLY_CONNECTED, start=1):
-        yield Layer(f"fc{number}", width * out + out, width * out)
-        width = out
+def gradient_bytes(name: str, scale: float = 1.0) -> int:
+    """Bytes of all gradients of :func:`replayed`."""
+    return GRADIENT_BYTES * sum(layer.scaled(scale) for layer in layers_of(name) if layer.tensors)
 
 
 class ReplayedModel(nn.Module):
     """``layers`` in a row; one iteration sleeps ``compute_s``, two thirds of it in backward.
 
-    ``scale`` multiplies every layer's number of parameters. Time is shared out by multiply-adds,
-    backward costing twice the forward, as is usual for GPUs.
+    A layer's parameters are one tensor of ``scale`` times their number, which a layer that reads
+    them again (tied weights) shares. Time is shared out by FLOPs, backward costing twice the
+    forward, as is usual for GPUs.
     """
 
     def __init__(self, layers: Sequence[Layer], *, compute_s: float, scale: float = 1.0) -> None:
         super().__init__()
-        total = sum(layer.multiply_adds for layer in layers)
+        total = sum(layer.flops for layer in layers) * (1 + BACKWARD_OF_FORWARD)
+        clock = _Clock()
+        owners: dict[str, nn.Parameter] = {}
         for layer in layers:
-            forward_s = compute_s / 3 * layer.multiply_adds / total
-            count = max(1, round(layer.parameters * scale))
-            self.add_module(layer.name, ReplayedLayer(count, forward_s, 2 * forward_s))
+            forward_s = compute_s * layer.flops / total
+            times_s = (forward_s, BACKWARD_OF_FORWARD * forward_s)
+            if layer.tensors:
+                weight = nn.Parameter(torch.zeros(layer.scaled(scale)))
+                owners |= dict.fromkeys((tensor.name for tensor in layer.tensors), weight)
+            else:
+                weight = owners[layer.again[0]]
+            replay = ReplayedLayer(weight, *times_s, clock)
+            self.add_module(layer.name.replace(".", "_"), replay)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Pass ``x`` (any shape) through, sleeping."""
@@ -82,18 +66,40 @@ class ReplayedModel(nn.Module):
         return x
 
 
-class ReplayedLayer(nn.Module):
-    """``count`` parameters, a forward of ``forward_s`` and a backward of ``backward_s`` seconds."""
+class _Clock:
+    """Sleeps as long in total as it is asked to: what one sleep takes too long, the next is short.
 
-    def __init__(self, count: int, forward_s: float, backward_s: float) -> None:
+    A sleep ends some 60 us late (timer slack, see prctl(2)), and a model may have 400 a step. What
+    is more than that was spent waiting for a processor, and is not made up for.
+    """
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+
+    def sleep(self, seconds: float, *, since_s: float | None = None) -> None:
+        """Sleep ``seconds``, of which those since ``since_s`` have passed."""
+        begin_s = time.perf_counter() if since_s is None else since_s
+        left_s = seconds - self._owed_s - (time.perf_counter() - begin_s)
+        if left_s > 0:
+            time.sleep(left_s)
+        self._owed_s = min(MOST_OWED_S, time.perf_counter() - begin_s - seconds + self._owed_s)
+
+
+class ReplayedLayer(nn.Module):
+    """Reads ``weight``; a forward of ``forward_s`` and a backward of ``backward_s`` seconds."""
+
+    def __init__(
+        self, weight: nn.Parameter, forward_s: float, backward_s: float, clock: _Clock
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(count))
+        self.weight = weight
         self.forward_s = forward_s
         self.backward_s = backward_s
+        self.clock = clock
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` plus the first weight, so that the result depends on what was learned."""
-        replayed = _Replay.apply(x, self.weight, self.forward_s, self.backward_s)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        replayed = _Replay.apply(x, self.weight, self)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         assert isinstance(replayed, torch.Tensor)
         return replayed
 
@@ -101,22 +107,22 @@ class ReplayedLayer(nn.Module):
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, forward_s: float, backward_s: float
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: ReplayedLayer
     ) -> torch.Tensor:
-        time.sleep(forward_s)
-        ctx.backward_s = backward_s
+        layer.clock.sleep(layer.forward_s)
+        ctx.layer = layer
         ctx.weight_like = weight
         return x + weight[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ready_s = time.perf_counter() + ctx.backward_s
+        begin_s = time.perf_counter()
         (grad,) = grads
         # A constant gradient: producing it costs one pass over memory, as little as is possible,
         # and counts as part of the compute.
         gradient = torch.full_like(ctx.weight_like, float(grad.mean()))
-        time.sleep(max(0.0, ready_s - time.perf_counter()))
-        return grad, gradient, None, None
+        ctx.layer.clock.sleep(ctx.layer.backward_s, since_s=begin_s)
+        return grad, gradient, None
 
 
 class ReplayedSGD(torch.optim.Optimizer):

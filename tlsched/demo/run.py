@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tlsched.demo.cluster import Cluster
-from tlsched.demo.replay import vgg16
-from tlsched.demo.training import REPLAY_COMPUTE_S, REPLAY_SCALE, Job, Result
+from tlsched.demo.replay import gradient_bytes
+from tlsched.demo.training import REPLAY_COMPUTE_S, REPLAY_MODEL, REPLAY_SCALE, Job, Result
 from tlsched.lab import Lab
 
 HOSTS = 4
@@ -53,8 +53,7 @@ def floor_s() -> float:
 
     A ring all-reduce moves 2 (n-1)/n of the bytes over every link (Patarasuk and Yuan, JPDC 2009).
     """
-    gradients = sum(round(layer.parameters * REPLAY_SCALE) for layer in vgg16()) * 4
-    on_link = gradients * 2 * (HOSTS - 1) / HOSTS / PAYLOAD_SHARE
+    on_link = gradient_bytes(REPLAY_MODEL, REPLAY_SCALE) * 2 * (HOSTS - 1) / HOSTS / PAYLOAD_SHARE
     return max(REPLAY_COMPUTE_S, on_link * 8 / RATE_BPS)
 
 

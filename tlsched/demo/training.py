@@ -16,8 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tlsched
 from tlsched.demo import digits
-from tlsched.demo.replay import ReplayedModel, ReplayedSGD, vgg16
+from tlsched.demo.replay import ReplayedSGD, replayed
 
+REPLAY_MODEL = "vgg16"
 REPLAY_SCALE = 0.1
 REPLAY_COMPUTE_S = 0.6
 WARMUP = 4  # two iterations learn, the third still starts without an overlap, one more to settle
@@ -27,7 +28,8 @@ WARMUP = 4  # two iterations learn, the third still starts without an overlap, o
 class Job:
     """What a rank is asked to train: ``part`` is real or replay.
 
-    ``compute_s`` (seconds an iteration) and ``scale`` (of VGG-16's layer sizes) are the replay's.
+    ``compute_s`` (seconds an iteration), ``scale`` (of layer sizes) and ``model`` (a shape's name)
+    are the replay's.
     """
 
     part: str
@@ -36,6 +38,7 @@ class Job:
     trace: bool = False
     compute_s: float = REPLAY_COMPUTE_S
     scale: float = REPLAY_SCALE
+    model: str = REPLAY_MODEL
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ def _train_digits(job: Job, rank: int, size: int) -> Result:
 
 
 def _train_replay(job: Job) -> Result:
-    net = ReplayedModel(vgg16(), compute_s=job.compute_s, scale=job.scale)
+    net = replayed(job.model, compute_s=job.compute_s, scale=job.scale)
     optimizer = ReplayedSGD(net.parameters(), lr=1e-3)
     x = torch.ones(1)
     with _around(job, net, optimizer) as (forward, timeline):

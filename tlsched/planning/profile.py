@@ -6,8 +6,9 @@ Times are those of the computing alone, as if the network took none.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,12 +20,16 @@ FORMAT = "tlsched profile 1"
 
 @dataclass(frozen=True, slots=True)
 class BucketProfile:
-    """One bucket: ``ready_s`` after backward's begin, ``needed_s`` after forward's begin."""
+    """One bucket: ``ready_s`` after backward's begin, ``needed_s`` after forward's begin.
+
+    ``kind`` is dtype and device where they differ: only buckets of one kind can be fused.
+    """
 
     names: tuple[str, ...]
     bytes: int
     ready_s: float
     needed_s: float
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Check it."""
+        times = (self.forward_s, self.backward_s)
+        if not all(0 <= time_s < math.inf for time_s in times):
+            raise _bad(f"its passes take {self.forward_s} s and {self.backward_s} s")
         before_s = 0.0
         for number, bucket in enumerate(self.buckets):
             if bucket.bytes < 0 or not 0 <= bucket.ready_s <= self.backward_s:
@@ -67,8 +75,14 @@ class Profile:
         return tuple(sorted(range(len(ready)), key=lambda index: (ready[index], -index)))
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
-        Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        """Write it as JSON. Raises ConfigError when the file cannot be written."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        try:
+            Path(path).write_text(text)
+        except OSError as error:
+            raise ConfigError(
+                f"profile {path} cannot be written ({error.strerror})", hint="name another file"
+            ) from error
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -109,7 +123,7 @@ def _combined(profiles: Sequence[Profile], choose: Any) -> Profile:
         ready_s = min(choose([p.buckets[index].ready_s for p in profiles]), backward_s)
         needed_s = min(choose([p.buckets[index].needed_s for p in profiles]), forward_s)
         before_s = max(before_s, needed_s)  # medians of ordered times need not be ordered
-        buckets.append(BucketProfile(bucket.names, bucket.bytes, ready_s, before_s))
+        buckets.append(replace(bucket, ready_s=ready_s, needed_s=before_s))
     return Profile(tuple(buckets), forward_s, backward_s)
 
 
@@ -119,6 +133,7 @@ def _bucket(value: dict[str, Any]) -> BucketProfile:
         int(value["bytes"]),
         float(value["ready_s"]),
         float(value["needed_s"]),
+        str(value.get("kind", "")),
     )
 
 
