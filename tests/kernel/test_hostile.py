@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import cgrouptree
 from tests.ebpf import wire
 from tests.kernel.claims import Path4and6, claim_everything
 from tests.kernel.neighbourhood import TCP, Wire, attach, build, introduce, run_all, seen
 from tests.netns import Namespace, Pair
-from tlsched import cgroups
 from tlsched.bands import Band, lane_bands
 from tlsched.trust import ANY_LOCAL, make_trust
 
@@ -29,10 +29,8 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def group() -> Iterator[Path]:
     """The trusted cgroup."""
-    folder = cgroups.find_mount().point / f"tlt-{os.getpid()}-hostile"
-    folder.mkdir()
-    yield folder
-    cgroups.remove(folder)
+    with cgrouptree.cgroup() as path:
+        yield path
 
 
 def test_nothing_of_a_neighbour_gets_into_a_lane(

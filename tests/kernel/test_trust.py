@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import cgrouptree
 from tests.kernel.hostcli import status, tlsched, tlsched_json
 from tests.netns import Namespace, Pair
 from tlsched import cgroups, control, linktrust
@@ -27,10 +27,8 @@ pytestmark = pytest.mark.root
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A cgroup of this test's own."""
-    folder = cgroups.find_mount().point / f"tlt-{os.getpid()}"
-    folder.mkdir()
-    yield folder
-    cgroups.remove(folder)
+    with cgrouptree.cgroup() as path:
+        yield path
 
 
 def attach(where: Namespace, trust: Trust, rate_bps: int = 10**9, dry_run: bool = False) -> Outcome:
