@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tlsched.config import MAX_RATE_BPS, LinkSettings, format_rate, parse_rate
+from tlsched.config import MAX_RATE_BPS, LinkSettings, format_rate, parse_rate, share_bps
 from tlsched.errors import ConfigError
 
 
@@ -74,7 +74,7 @@ def test_a_rate_written_out_reads_back(bytes_a_second: int) -> None:
 
 def test_settings_of_an_ordinary_link() -> None:
     settings = LinkSettings("eth0.100", 10**9)
-    assert settings.share_bps == 50_000_000
+    assert share_bps(10**9, settings.share) == 50_000_000
     assert [band.name for band in settings.bands][-1] == "default"
 
 

@@ -49,9 +49,11 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 
+PYROUTE2 = ("kernel", "device", "probe", "wire", "messages", "filters", "decode", "plugins")
+
 # Who may import which package from outside the standard library.
 USERS = {
-    "pyroute2": ("tc.kernel", "tc.messages"),
+    "pyroute2": tuple(f"tc.{name}" for name in PYROUTE2),
     "bcc": ("ebpf.compiler",),
     "numpy": ("planning", "shim", "demo"),
     "torch": ("shim", "shapes", "demo"),

@@ -11,7 +11,7 @@ priorities are ``SO_PRIORITY`` of socket(7): 0 to 6 need no privilege.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tlsched.errors import ConfigError
 
@@ -21,6 +21,12 @@ LANE_COUNT = 6
 DEFAULT_DSCPS: tuple[int, ...] = (40, 32, 24, 16, 12, 8)
 NETWORK_CONTROL_DSCPS = frozenset({48, 56})  # CS6, CS7: routing protocols (RFC 4594, section 3.2)
 DEFAULT_BAND = "default"
+
+# skb->priority of lane 0 where a tree goes by a map of priorities; the next lanes' follow. From 7
+# on SO_PRIORITY takes CAP_NET_ADMIN (socket(7)): without the classifier nobody is in a lane. The
+# maps have 16 entries (TC_PRIO_MAX, <linux/pkt_sched.h>).
+FIRST_MAPPED = 8
+DEFAULT_MAPPED = 0
 
 # Major number of our root qdisc. It tells ours from another's: `tc qdisc` shows "7150:".
 MAJOR = 0x7150
@@ -33,12 +39,15 @@ class Band:
 
     ``priority`` (``SO_PRIORITY``) and ``dscp`` (0 to 63) are None for the default band,
     which takes whatever no lane claims. ``order`` is the strict order of service, 0 first.
+    ``skb_priority`` is what the classifier makes of ``skb->priority``, for the tree to go by; None
+    is the band's class (HTB).
     """
 
     name: str
     order: int
     priority: int | None
     dscp: int | None
+    skb_priority: int | None = None
 
     @property
     def minor(self) -> int:
@@ -47,8 +56,8 @@ class Band:
 
     @property
     def classid(self) -> int:
-        """The band's class as the kernel's 32-bit handle, which is also its ``skb->priority``."""
-        return ROOT_HANDLE | self.minor
+        """What ``skb->priority`` becomes: a class as a 32-bit handle, or ``skb_priority``."""
+        return ROOT_HANDLE | self.minor if self.skb_priority is None else self.skb_priority
 
     @property
     def tos(self) -> int | None:
@@ -103,3 +112,13 @@ def all_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:
     """The lanes' bands, then the default band (same errors as :func:`lane_bands`)."""
     default = Band(DEFAULT_BAND, order=LANE_COUNT, priority=None, dscp=None)
     return (*lane_bands(dscps), default)
+
+
+def mapped_bands(bands: Sequence[Band]) -> tuple[Band, ...]:
+    """``bands`` (lanes first, default last) for a tree that goes by a map of priorities.
+
+    Lanes get 8 to 13, which need no class number: under mq every queue's qdisc has its own.
+    """
+    *lanes, default = bands
+    mapped = [replace(band, skb_priority=FIRST_MAPPED + band.order) for band in lanes]
+    return (*mapped, replace(default, skb_priority=DEFAULT_MAPPED))

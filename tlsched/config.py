@@ -11,6 +11,7 @@ from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.errors import ConfigError
 from tlsched.trust import ANY_LOCAL, Trust, check_trust
 
+QDISCS = ("auto", "htb", "ets", "prio", "mqprio")
 DEFAULT_SHARE = 0.05
 MIN_SHARE = 0.01
 MAX_SHARE = 0.9
@@ -40,35 +41,47 @@ _RATE_HINT = 'write a rate such as "1gbit", "2.5gbit", "100mbit" or plain bits p
 class LinkSettings:
     """What a link should be: validated when made, so whoever holds one may rely on it.
 
-    ``rate_bps`` in bit/s, a multiple of 8 (the kernel counts whole bytes a second);
-    ``default_share`` is the part of the rate that the default band always gets; ``dscps``
-    are the lanes' code points, most urgent first; ``trust`` says who may use the lanes. Raises
-    ConfigError for what cannot work.
+    ``rate_bps`` in bit/s, a multiple of 8 (the kernel counts whole bytes a second), or None to
+    send as fast as the device does; ``default_share`` is the part that the default band always
+    gets, None for the usual one if the kernel can give it, 0 (without a rate) for none;
+    ``dscps`` are the lanes' code points, most urgent first; ``trust`` says who may use the lanes;
+    ``qdisc`` is the root's kind. Raises ConfigError for what cannot work.
     """
 
     iface: str
-    rate_bps: int
-    default_share: float = DEFAULT_SHARE
+    rate_bps: int | None = None
+    default_share: float | None = None
     dscps: tuple[int, ...] = DEFAULT_DSCPS
     trust: Trust = ANY_LOCAL
+    qdisc: str = "auto"
 
     def __post_init__(self) -> None:
         """Check everything at once."""
         check_iface(self.iface)
-        check_rate(self.rate_bps)
-        _check_share(self.default_share, self.rate_bps)
+        if self.qdisc not in QDISCS:
+            raise ConfigError(
+                f'there is no tree of qdisc "{self.qdisc}"', hint=f"use {', '.join(QDISCS)}"
+            )
+        if self.rate_bps is not None:
+            check_rate(self.rate_bps)
+        _check_share(self.share, self.rate_bps, self.qdisc)
         all_bands(self.dscps)  # raises for bad code points
         check_trust(self.trust)
 
     @property
-    def share_bps(self) -> int:
-        """The default band's guaranteed rate in bit/s, whole bytes a second."""
-        return whole_bytes(self.rate_bps * self.default_share)
+    def share(self) -> float:
+        """The part that the default band is to be guaranteed."""
+        return DEFAULT_SHARE if self.default_share is None else self.default_share
 
     @property
     def bands(self) -> tuple[Band, ...]:
         """The lanes' bands, most urgent first, then the default band."""
         return all_bands(self.dscps)
+
+
+def share_bps(rate_bps: int, share: float) -> int:
+    """A share of a rate in bit/s, whole bytes a second."""
+    return whole_bytes(rate_bps * share)
 
 
 def parse_rate(text: str) -> int:
@@ -155,13 +168,19 @@ def check_rate(rate_bps: int, shown: str | None = None) -> None:
         )
 
 
-def _check_share(share: float, rate_bps: int) -> None:
+def _check_share(share: float, rate_bps: int | None, qdisc: str) -> None:
+    if rate_bps is not None and qdisc not in ("auto", "htb"):
+        raise ConfigError(
+            f"a {qdisc} shapes to no rate", hint="leave --rate out, or use --qdisc htb"
+        )
+    if share == 0 and rate_bps is None and qdisc in ("auto", "prio", "mqprio"):
+        return
     if not MIN_SHARE <= share <= MAX_SHARE:  # also false for nan
         raise ConfigError(
             f"the default band's share {share} is out of range",
             hint=f"use {MIN_SHARE} to {MAX_SHARE}: 0.05 leaves 5 % to everything but training",
         )
-    if rate_bps * share < MIN_SHARE_BPS:
+    if rate_bps is not None and rate_bps * share < MIN_SHARE_BPS:
         raise ConfigError(
             f"a share of {share} of {format_rate(rate_bps)} cannot carry one packet a second",
             hint=f"give a rate of at least {format_rate(math.ceil(MIN_SHARE_BPS / share))}"

@@ -12,21 +12,26 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlsched import linktrust
+from tlsched.bands import Band
 from tlsched.config import LinkSettings, check_iface
 from tlsched.errors import (
     ApplyError,
-    ForeignQdisc,
     HostError,
     InterfaceMissing,
     TlschedError,
 )
 from tlsched.linkstatus import LinkStatus, marks_match, status
 from tlsched.tc import diff
-from tlsched.tc.changes import Change, SetFilter, show
-from tlsched.tc.kernel import Kernel, has_ethernet_header, interface_index
+from tlsched.tc.changes import Change, SetFilter
+from tlsched.tc.choice import choose, tree_for
+from tlsched.tc.implied import bands_for
+from tlsched.tc.kernel import Kernel, interface_index
 from tlsched.tc.lock import interface_lock
 from tlsched.tc.observed import Observed
-from tlsched.tc.tree import Tree, desired_tree
+from tlsched.tc.probe import probe
+from tlsched.tc.refuse import refuse_device, refuse_foreign
+from tlsched.tc.tree import Tree
+from tlsched.tc.undo import undo_changes
 
 if TYPE_CHECKING:
     from tlsched.ebpf.program import Classifier
@@ -46,10 +51,11 @@ class Outcome:
     result: str
     changes: tuple[str, ...]
     dry_run: bool
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as the command line prints it with --json."""
-        return {**asdict(self), "changes": list(self.changes)}
+        return {**asdict(self), "changes": list(self.changes), "notes": list(self.notes)}
 
 
 def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool = False) -> Outcome:
@@ -62,13 +68,16 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
     from tlsched.ebpf import program, trustmaps  # detach and status need no compiler
 
     trust = trustmaps.resolve(settings.trust)
-    tree = desired_tree(settings.rate_bps, settings.share_bps, settings.bands)
     with Kernel() as kernel, _lock(settings.iface, dry_run):
         before = kernel.read(settings.iface)
-        _refuse_foreign(before, replace_root)
-        ethernet = has_ethernet_header(settings.iface)
-        with program.load(settings.bands, trust, ethernet=ethernet) as classifier:
-            keep = _is_current(before, classifier, settings)
+        device = kernel.device(before.ifindex)
+        refuse_device(device)
+        refuse_foreign(before, replace_root)
+        choice = choose(settings, device, probe)
+        bands = bands_for(choice.kind, settings.bands)
+        tree = tree_for(choice, device, bands)
+        with program.load(bands, trust, ethernet=device.has_ethernet_header) as classifier:
+            keep = _is_current(before, classifier, bands)
             changes = diff.attach_changes(before, tree, keep_program=keep)
             retrust = linktrust.planned(before, trust, keep_program=keep)
             lines = [] if retrust is None else [retrust.describe()]
@@ -77,7 +86,8 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
                     _carry_out(kernel, before, changes, classifier, tree)
             result = "changed" if before.carries_ours else "attached"
             result = result if changes or retrust else "unchanged"
-            return _outcome(settings.iface, result, changes, dry_run, lines)
+            lines += [change.describe() for change in changes]
+            return Outcome(settings.iface, result, tuple(lines), dry_run, choice.notes)
 
 
 def detach(iface: str, *, dry_run: bool = False) -> Outcome:
@@ -95,11 +105,8 @@ def detach(iface: str, *, dry_run: bool = False) -> Outcome:
         return _outcome(iface, "detached" if changes else "unchanged", changes, dry_run)
 
 
-def _outcome(
-    iface: str, result: str, changes: list[Change], dry_run: bool, first: Sequence[str] = ()
-) -> Outcome:
-    lines = (*first, *(change.describe() for change in changes))
-    return Outcome(iface, result, lines, dry_run)
+def _outcome(iface: str, result: str, changes: list[Change], dry_run: bool) -> Outcome:
+    return Outcome(iface, result, tuple(change.describe() for change in changes), dry_run)
 
 
 @contextlib.contextmanager
@@ -116,12 +123,12 @@ def _lock(iface: str, dry_run: bool) -> Iterator[None]:
         yield
 
 
-def _is_current(before: Observed, classifier: Classifier, settings: LinkSettings) -> bool:
+def _is_current(before: Observed, classifier: Classifier, bands: Sequence[Band]) -> bool:
     """Whether the classifier on the link is this version's, with these marks."""
     ours = before.classifier
     if ours is None or ours.program_id is None or ours.tag != classifier.tag:
         return False
-    return marks_match(ours.program_id, settings.bands)
+    return marks_match(ours.program_id, bands)
 
 
 def _carry_out(
@@ -177,7 +184,7 @@ def _undo(kernel: Kernel, before: Observed, old_fd: int | None, error: BaseExcep
         now = kernel.reread(before)
     except HostError:
         return  # the interface is gone, and all that was on it
-    changes = diff.undo_changes(before, now)
+    changes = undo_changes(before, now)
     lost = old_fd is None and any(isinstance(change, SetFilter) for change in changes)
     if lost:
         changes = [change for change in changes if not isinstance(change, SetFilter)]
@@ -216,32 +223,3 @@ def _hold_program(before: Observed) -> Iterator[int | None]:
         except HostError:  # without CAP_SYS_ADMIN it cannot be put back
             fd = None
         yield fd
-
-
-def _refuse_foreign(before: Observed, replace_root: bool) -> None:
-    """Raise ForeignQdisc when something of somebody else's is where ours would go."""
-    iface, root, ingress = before.iface, before.root, before.foreign_ingress
-    if root is not None and before.has_foreign_root and not replace_root:
-        raise ForeignQdisc(
-            f"{iface} has a root qdisc of somebody else's ({root.kind} {show(root.handle)})",
-            hint="--replace-root replaces it; detach then leaves the kernel's default",
-        )
-    if ingress is not None:
-        raise ForeignQdisc(
-            f"{iface} has a qdisc of somebody else's ({ingress.kind} {show(ingress.handle)})"
-            " in the place of clsact, which the classifier needs",
-            hint="move its filters to a clsact qdisc, which has an ingress hook as well",
-        )
-    if before.clsact is not None and before.clsact.shares_egress:
-        raise ForeignQdisc(
-            f"{iface} has a clsact qdisc whose egress filters are a block shared with other links",
-            hint="make it again without egress_block",
-        )
-    theirs = before.foreign_classifier
-    if theirs is not None:
-        what = theirs.kind if theirs.name is None else f"{theirs.kind} {theirs.name}"
-        raise ForeignQdisc(
-            f"{iface} has a filter of somebody else's ({what}) at clsact egress,"
-            f" prio {theirs.prio}, where the classifier goes",
-            hint="give that filter another prio",
-        )

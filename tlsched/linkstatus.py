@@ -12,10 +12,13 @@ from tlsched.config import check_iface
 from tlsched.errors import ConfigError, HostError, InterfaceMissing, PermissionMissing
 from tlsched.tc import diff
 from tlsched.tc.changes import show
+from tlsched.tc.choice import UNGUARDED
 from tlsched.tc.drift import ABSENT, Drift, of_changes
+from tlsched.tc.implied import bands_for, guaranteed_share, implied_tree
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
-from tlsched.tc.tree import ROOT_KIND
+from tlsched.tc.options import Htb
+from tlsched.tc.tree import Tree
 from tlsched.trust import Trust
 
 if TYPE_CHECKING:
@@ -43,9 +46,10 @@ class LinkStatus:
 
     ``rate_bps`` in bit/s and ``classifier`` ("bpf") are None where there is none; ``qdisc`` is
     the kind of the root. ``drift`` says what differs from what attach set up. ``default_share`` is
-    the part of the rate that the default band is guaranteed, None where no tree says so.
+    the part of the link that the default band is guaranteed, None where no tree says so.
     ``trust`` is who may use the lanes, ``refused`` what bore a lane's DSCP without being trusted,
     lost it and went to the default band (which counted it too); both are None without classifier.
+    ``notes`` say what else the administrator should know.
     """
 
     iface: str
@@ -58,6 +62,7 @@ class LinkStatus:
     default_share: float | None = None
     trust: Trust | None = None
     refused: Counters | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def unclassified_share(self) -> float | None:
@@ -69,6 +74,7 @@ class LinkStatus:
     def as_dict(self) -> dict[str, Any]:
         """The status as the command line prints it with --json."""
         values = asdict(self)
+        values["notes"] = list(self.notes)
         values["bands"] = list(values["bands"])
         values["drift"] = [drift.as_dict() for drift in self.drift]
         if self.trust is not None:
@@ -109,20 +115,20 @@ def _link_status(observed: Observed) -> LinkStatus:
     bands, counters, drift = _read_classifier(observed)
     trust, refused, trust_drift = _read_trust(observed) if counters else (None, None, [])
     drift += [*trust_drift, *_tree_drift(observed)]
-    tree = diff.implied_tree(observed)
+    tree = implied_tree(observed)
+    share = None if tree is None else guaranteed_share(tree)
     return LinkStatus(
         iface=observed.iface,
         state="drifted" if drift else "attached",
-        rate_bps=None if tree is None else tree.classes[0].rate_bps,
+        rate_bps=tree.classes[0].rate_bps if tree is not None and tree.classes else None,
         qdisc=root_kind,
         classifier=None if observed.classifier is None else "bpf",
-        bands=tuple(_band_status(observed, band, counters) for band in bands),
+        bands=tuple(_band_status(observed, tree, band, counters) for band in bands),
         drift=tuple(drift),
-        default_share=None
-        if tree is None
-        else tree.classes[-1].rate_bps / tree.classes[0].rate_bps,
+        default_share=share,
         trust=trust,
         refused=refused,
+        notes=(UNGUARDED,) if share == 0 else (),
     )
 
 
@@ -137,7 +143,8 @@ def _read_classifier(
         return all_bands(), {}, [Drift("classifier at clsact egress", ABSENT, "there")]
     try:
         dscps = [mark.dscp for mark in maps.read_marks(ours.program_id) if mark.dscp is not None]
-        bands = all_bands(dscps)
+        kind = observed.root.kind if observed.has_our_root and observed.root else Htb.kind
+        bands = bands_for(kind, all_bands(dscps))
         counters = maps.read_counters(ours.program_id)
         good = marks_match(ours.program_id, bands)
     except PermissionMissing:
@@ -167,10 +174,10 @@ def _tree_drift(observed: Observed) -> list[Drift]:
     if not observed.has_our_root:
         root = observed.root
         there = ABSENT if root is None else f"{root.kind} {show(root.handle)}"
-        return [Drift("root qdisc", there, f"{ROOT_KIND} {show(ROOT_HANDLE)} of tlsched")]
-    tree = diff.implied_tree(observed)
+        return [Drift("root qdisc", there, f"one of tlsched's ({show(ROOT_HANDLE)})")]
+    tree = implied_tree(observed)
     if tree is None:
-        return [Drift("classes", ABSENT, "one for the link and one for each band")]
+        return [Drift("classes or queues", ABSENT, "one for each band")]
     bare = replace(observed, root_filters=())  # they alone would have the whole tree rebuilt
     kinds = sorted({f"{item.kind} prio {item.prio}" for item in observed.root_filters})
     past = "there, sending packets past the classifier"
@@ -180,8 +187,12 @@ def _tree_drift(observed: Observed) -> list[Drift]:
     return [*of_changes(diff.tree_changes(bare, tree)), *foreign]
 
 
-def _band_status(observed: Observed, band: Band, counters: Mapping[str, Counters]) -> BandStatus:
-    leaf = observed.leaf_of(band.classid)
+def _band_status(
+    observed: Observed, tree: Tree | None, band: Band, counters: Mapping[str, Counters]
+) -> BandStatus:
+    # One queue, or one for each transmit queue of the device.
+    wanted = [] if tree is None else [q.parent for q in tree.queues if q.band == band.name]
+    leaves = [leaf for parent in wanted if (leaf := observed.leaf_of(parent))]
     counted = counters.get(band.name)
     return BandStatus(
         name=band.name,
@@ -189,6 +200,6 @@ def _band_status(observed: Observed, band: Band, counters: Mapping[str, Counters
         dscp=band.dscp,
         packets=counted.packets if counted else 0,
         bytes=counted.bytes if counted else 0,
-        backlog_bytes=leaf.stats.backlog_bytes if leaf else 0,
-        drops=leaf.stats.drops if leaf else 0,
+        backlog_bytes=sum(leaf.stats.backlog_bytes for leaf in leaves),
+        drops=sum(leaf.stats.drops for leaf in leaves),
     )

@@ -48,10 +48,17 @@ def snapshot(where: Namespace, dev: str) -> dict[str, str]:
     return shown
 
 
-def attach(where: Namespace, dev: str, rate: str = "1gbit", replace_root: bool = False) -> Outcome:
+def attach(
+    where: Namespace,
+    dev: str,
+    rate: str | None = "1gbit",
+    replace_root: bool = False,
+    dry_run: bool = False,
+    **more: Any,
+) -> Outcome:
     """Attach a link from this process: no second interpreter to start."""
-    settings = LinkSettings(dev, parse_rate(rate))
-    return where.call(control.attach, settings, replace_root=replace_root)
+    settings = LinkSettings(dev, None if rate is None else parse_rate(rate), **more)
+    return where.call(control.attach, settings, replace_root=replace_root, dry_run=dry_run)
 
 
 def detach(where: Namespace, dev: str) -> Outcome:

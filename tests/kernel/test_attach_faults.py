@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import threading
-from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.kernel.hostcli import attach, detach, snapshot, state
 from tests.netns import Pair
-from tlsched.bands import Band, all_bands
-from tlsched.ebpf import program
 from tlsched.errors import ApplyError, FeatureMissing, HostError
 from tlsched.tc.changes import Change
 from tlsched.tc.kernel import Kernel
@@ -42,19 +38,6 @@ class Fault:
         if self.applied:
             APPLY(kernel, change, seen, fd)
         raise self.error
-
-
-@pytest.fixture
-def compiled_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every load gives the one real program, so that 50 attaches need not compile 50 times."""
-    with program.load(all_bands()) as classifier:
-
-        def again(bands: Sequence[Band], *_: object, **__: object) -> program.Classifier:
-            assert tuple(bands) == all_bands()
-            return program.Classifier(os.dup(classifier.fd))
-
-        monkeypatch.setattr(program, "load", again)
-        yield
 
 
 def fail_at(

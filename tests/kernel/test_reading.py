@@ -13,6 +13,7 @@ from tlsched.bands import Band, all_bands
 from tlsched.linkstatus import BandStatus, LinkStatus
 from tlsched.tc.changes import AddRoot, DelRoot
 from tlsched.tc.drift import of_changes
+from tlsched.tc.options import Htb
 
 root = pytest.mark.root
 
@@ -81,7 +82,7 @@ def test_a_missing_class_is_named_once(netns_pair: Pair) -> None:
 
 
 def test_a_tree_to_be_built_anew_is_one_line() -> None:
-    (drift,) = of_changes([DelRoot("htb", 0x71500000), AddRoot(0x71500000, 0x16, None)])
+    (drift,) = of_changes([DelRoot("htb", 0x71500000), AddRoot(0x71500000, Htb(0x16), None)])
     assert drift.what == "root qdisc"
 
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tlsched.bands import ROOT_HANDLE
-from tlsched.config import LinkSettings
+from tlsched.config import LinkSettings, share_bps
 from tlsched.tc import changes as ch
 from tlsched.tc import diff
+from tlsched.tc.implied import implied_tree
 from tlsched.tc.observed import EGRESS, INGRESS, NAME_GUEST, NAME_OWNER, Filter, Observed, Qdisc
+from tlsched.tc.options import Htb
 from tlsched.tc.tree import INNER_CLASSID, ROOT_PARENT, Tree, desired_tree
+from tlsched.tc.undo import undo_changes
 
 CLSACT = Qdisc("clsact", 0xFFFF0000, 0xFFFFFFF1)
 KERNELS = Qdisc("pfifo_fast", 0, ROOT_PARENT)
@@ -20,16 +23,16 @@ OURS = Filter(EGRESS, "bpf", 0x7150, 1, NAME_OWNER, program_id=7, tag="00")
 
 def tree_of(rate_bps: int = 10**9, share: float = 0.05) -> Tree:
     settings = LinkSettings("eth0", rate_bps, default_share=share)
-    return desired_tree(rate_bps, settings.share_bps, settings.bands)
+    return desired_tree(rate_bps, share_bps(rate_bps, share), settings.bands)
 
 
 def attached(tree: Tree, *filters: Filter) -> Observed:
-    root = Qdisc("htb", tree.handle, ROOT_PARENT, default_minor=tree.default_minor)
-    leaves = [Qdisc("bfifo", leaf.handle, leaf.parent, leaf.limit_bytes) for leaf in tree.leaves]
+    root = Qdisc(tree.kind, tree.handle, ROOT_PARENT, tree.root)
+    queues = [Qdisc(q.options.kind, q.handle, q.parent, q.options) for q in tree.queues]
     return Observed(
         "eth0",
         2,
-        qdiscs=(root, CLSACT, *leaves),
+        qdiscs=(root, CLSACT, *queues),
         classes=tree.classes[::-1],  # the kernel's order is its own
         filters=filters or (OURS,),
     )
@@ -47,8 +50,8 @@ def test_a_fresh_link_gets_the_classifier_before_the_tree() -> None:
     first, second, *rest = plan(Observed("eth0", 2, (KERNELS,)), tree_of())
     assert isinstance(first, ch.SetFilter)
     assert (first.add_clsact, first.name) == (True, NAME_OWNER)
-    assert second == ch.AddRoot(ROOT_HANDLE, 0x16, "pfifo_fast", foreign=False)
-    assert len([change for change in rest if isinstance(change, ch.SetLeaf)]) == 7
+    assert second == ch.AddRoot(ROOT_HANDLE, Htb(0x16), "pfifo_fast", foreign=False)
+    assert len([change for change in rest if isinstance(change, ch.SetQueue)]) == 7
 
 
 def test_a_band_gets_its_limit_only_after_its_queue() -> None:
@@ -56,14 +59,14 @@ def test_a_band_gets_its_limit_only_after_its_queue() -> None:
     for number, change in enumerate(changes):
         if isinstance(change, ch.AddClass) and change.new.classid != INNER_CLASSID:
             assert change.new.ceil_bps > 10**11
-            assert isinstance(changes[number + 1], ch.SetLeaf)
+            assert isinstance(changes[number + 1], ch.SetQueue)
             assert isinstance(changes[number + 2], ch.ChangeClass)
 
 
 def test_other_settings_are_changed_in_place() -> None:
     changes = plan(attached(tree_of()), tree_of(2 * 10**9, share=0.1))
     assert changes
-    assert all(isinstance(change, ch.ChangeClass | ch.ChangeLeaf) for change in changes)
+    assert all(isinstance(change, ch.ChangeClass | ch.ChangeQueue) for change in changes)
 
 
 def test_another_program_is_replaced_in_one_step() -> None:
@@ -82,7 +85,7 @@ def test_strays_go_children_first() -> None:
 
 def test_a_tree_that_cannot_be_mended_is_built_again() -> None:
     seen = attached(tree_of())
-    wrong = [replace(q, default_minor=0x10) if q.kind == "htb" else q for q in seen.qdiscs]
+    wrong = [replace(q, options=Htb(0x10)) if q.kind == "htb" else q for q in seen.qdiscs]
     first, second, *_ = plan(replace(seen, qdiscs=tuple(wrong)), tree_of())
     assert isinstance(first, ch.DelRoot)
     assert isinstance(second, ch.AddRoot)
@@ -112,16 +115,16 @@ def test_detach_of_a_link_that_is_not_attached() -> None:
 
 def test_the_tree_follows_from_what_is_observed() -> None:
     for tree in (tree_of(), tree_of(10**10, 0.2), tree_of(4 * 10**11)):
-        assert diff.implied_tree(attached(tree)) == tree
+        assert implied_tree(attached(tree)) == tree
 
 
 def test_undo_leads_back() -> None:
     old, new = attached(tree_of()), attached(tree_of(2 * 10**9))
-    assert diff.undo_changes(old, old) == []
-    undone = diff.undo_changes(old, new)
+    assert undo_changes(old, old) == []
+    undone = undo_changes(old, new)
     assert undone == diff.tree_changes(new, tree_of())
     bare = Observed("eth0", 2, (KERNELS,))
-    assert [type(change) for change in diff.undo_changes(bare, new)] == [ch.DelRoot, ch.DelClsact]
+    assert [type(change) for change in undo_changes(bare, new)] == [ch.DelRoot, ch.DelClsact]
 
 
 def test_every_change_describes_itself_in_one_line() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tlsched.bands import all_bands
-from tlsched.config import LinkSettings
+from tlsched.config import LinkSettings, share_bps
+from tlsched.tc.options import Bfifo
 from tlsched.tc.tree import GSO_BYTES, TICK_NS, Tree, desired_tree
 
 RATES_BPS = [10**7, 10**8, 10**9, 10**10, 10**11, 4 * 10**11, 10**12]
@@ -13,7 +14,7 @@ RATES_BPS = [10**7, 10**8, 10**9, 10**10, 10**11, 4 * 10**11, 10**12]
 
 def tree_of(rate_bps: int) -> Tree:
     settings = LinkSettings("eth0", rate_bps)
-    return desired_tree(rate_bps, settings.share_bps, settings.bands)
+    return desired_tree(rate_bps, share_bps(rate_bps, settings.share), settings.bands)
 
 
 @pytest.mark.parametrize("rate_bps", RATES_BPS)
@@ -28,10 +29,12 @@ def test_every_value_fits_the_kernels_fields(rate_bps: int) -> None:
 
 @pytest.mark.parametrize("rate_bps", RATES_BPS)
 def test_queues_hold_gso_packets_but_not_seconds(rate_bps: int) -> None:
-    for leaf in tree_of(rate_bps).leaves:
-        assert leaf.limit_bytes >= 4 * GSO_BYTES
-        assert leaf.limit_bytes <= max(4 * GSO_BYTES, rate_bps / 8 * 0.01)
-        assert leaf.limit_bytes < 2**32
+    for leaf in tree_of(rate_bps).queues:
+        assert isinstance(leaf.options, Bfifo)
+        limit_bytes = leaf.options.limit_bytes
+        assert limit_bytes >= 4 * GSO_BYTES
+        assert limit_bytes <= max(4 * GSO_BYTES, rate_bps / 8 * 0.01)
+        assert limit_bytes < 2**32
 
 
 def test_lanes_are_strict_and_the_default_is_last_but_guaranteed() -> None:

@@ -37,13 +37,24 @@ def attach(
         typer.Option(help="A file with a section for the interface; flags override it."),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help='The link\'s rate: "1gbit", "2.5gbit", "100mbit", or bit/s.')
+        str | None,
+        typer.Option(
+            help='Shape to this rate: "1gbit", "2.5gbit", or bit/s. As fast as the device without.'
+        ),
     ] = None,
     share: Annotated[
         float | None,
         typer.Option(
-            help="Part of the rate that all other traffic always gets.",
+            help="Part of the link that all other traffic always gets; 0 (without a rate): none.",
             show_default=str(DEFAULT_SHARE),
+        ),
+    ] = None,
+    qdisc: Annotated[
+        str | None,
+        typer.Option(
+            help="The tree's root: htb (needs a rate or a device that tells its speed), ets,"
+            " prio (guarantees nothing to other traffic), mqprio (the card orders), or auto.",
+            show_default="auto",
         ),
     ] = None,
     dscps: Annotated[
@@ -88,6 +99,8 @@ def attach(
 
       tlsched attach --iface eth0 --rate 9.5gbit --share 0.1
 
+      tlsched attach --iface eth0
+
       tlsched attach --iface eth0 --rate 10gbit --trust-cgroup /training.slice
 
       tlsched attach --iface eth0 --config /etc/tlsched/tlsched.toml
@@ -100,6 +113,7 @@ def attach(
     flags: dict[str, Any] = {
         "rate": rate,
         "share": share,
+        "qdisc": qdisc,
         "dscps": dscps,
         "replace_root": replace_root,
     }
@@ -183,6 +197,8 @@ def _print_outcome(outcome: Outcome, as_json: bool) -> None:
         return
     for line in outcome.changes:
         typer.echo(f"{outcome.iface}: {line}")
+    for note in outcome.notes:
+        typer.echo(f"{outcome.iface}: note: {note}")
     would = " (dry run: nothing was changed)" if outcome.dry_run and outcome.changes else ""
     typer.echo(f"{outcome.iface}: {outcome.result}{would}")
 
@@ -200,6 +216,8 @@ def _print_links(links: list[LinkStatus]) -> None:
             rate += f", default share {link.default_share:.3g}"
         classifier = link.classifier or "no classifier"
         typer.echo(f"{link.iface}: {link.state}{rate} (qdisc {link.qdisc}, {classifier})")
+        for note in link.notes:
+            typer.echo(f"  note: {note}")
         for line in link.drift:
             typer.echo(f"  drift: {line}")
         if link.bands:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tlsched.bands import DEFAULT_BAND, LANE_COUNT, ROOT_HANDLE
 from tlsched.config import format_rate
-from tlsched.tc.tree import INNER_CLASSID, TICK_NS, HtbClass, Leaf
+from tlsched.tc.options import Htb, Options
+from tlsched.tc.tree import INNER_CLASSID, TICK_NS, HtbClass, Queue
 
 
 class Change:
@@ -21,20 +22,22 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class AddRoot(Change):
-    """Put our HTB at the root. Until its default class exists, packets pass it unshaped.
+    """Put our qdisc at the root. Until an HTB's default class exists, packets pass it unshaped.
 
     ``replaces`` is the kind of the root that goes; ``foreign`` whether somebody configured it.
     """
 
     handle: int
-    default_minor: int
+    options: Options
     replaces: str | None
     foreign: bool = False
 
     def describe(self) -> str:
         """What the change does, in one line."""
-        default = show(self.handle | self.default_minor)
-        line = f"add qdisc htb {show(self.handle)} at the root, default class {default}"
+        what = self.options.describe()
+        if isinstance(self.options, Htb):
+            what = f"default class {show(self.handle | self.options.default_minor)}"
+        line = f"add qdisc {self.options.kind} {show(self.handle)} at the root, {what}"
         if self.replaces is None:
             return line
         whose = "somebody's" if self.foreign else "the kernel's default"
@@ -100,35 +103,34 @@ class DelClass(Change):
 
 
 @dataclass(frozen=True, slots=True)
-class SetLeaf(Change):
-    """Put a queue under a class, in place of whatever stands there.
+class SetQueue(Change):
+    """Put a qdisc under a class or band, in place of whatever stands there.
 
     ``clear_first`` deletes that one first, in the same system call.
     """
 
-    new: Leaf
+    new: Queue
     replaces: str | None = None
     clear_first: bool = False
 
     def describe(self) -> str:
         """What the change does, in one line."""
         tail = f", in place of {self.replaces}" if self.replaces else ""
-        return f"add qdisc {described(self.new)} under {named(self.new.parent)}{tail}"
+        return f"add qdisc {described(self.new)} under {place(self.new)}{tail}"
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeLeaf(Change):
-    """Change a queue's bound in place; what waits in it stays."""
+class ChangeQueue(Change):
+    """Change a qdisc's options in place; what waits in it stays."""
 
-    old_limit_bytes: int
-    new: Leaf
+    old: Options
+    new: Queue
 
     def describe(self) -> str:
         """What the change does, in one line."""
-        return (
-            f"change qdisc {self.new.kind} {show(self.new.handle)}"
-            f" limit {self.old_limit_bytes} -> {self.new.limit_bytes} bytes"
-        )
+        before, after = self.old.describe(), self.new.options.describe()
+        name = f"{self.new.options.kind} {show(self.new.handle)}"
+        return f"change qdisc {name} {before} -> {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +204,14 @@ def named(classid: int) -> str:
     return f"{show(classid)} ({DEFAULT_BAND if order == LANE_COUNT else f'lane{order}'})"
 
 
-def described(leaf: Leaf) -> str:
-    """A queue in words: kind, handle and bound."""
-    return f"{leaf.kind} {show(leaf.handle)} limit {leaf.limit_bytes} bytes"
+def place(queue: Queue) -> str:
+    """Where a queue hangs, as tc writes it, with its band's name: 7151:1 (lane0)."""
+    return f"{show(queue.parent)} ({queue.band})" if queue.band else named(queue.parent)
+
+
+def described(queue: Queue) -> str:
+    """A queue in words: kind, handle and options."""
+    return f"{queue.options.kind} {show(queue.handle)} {queue.options.describe()}"
 
 
 def _ticks(ticks: int) -> str:

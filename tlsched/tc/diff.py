@@ -6,23 +6,21 @@ that carries traffic loses no packet when its settings change.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
-from tlsched.bands import DEFAULT_DSCPS, Band, all_bands
 from tlsched.config import MAX_RATE_BPS
 from tlsched.tc.changes import (
     AddClass,
     AddRoot,
     Change,
     ChangeClass,
-    ChangeLeaf,
+    ChangeQueue,
     DelClass,
     DelClsact,
     DelFilter,
     DelRoot,
     SetFilter,
-    SetLeaf,
+    SetQueue,
 )
 from tlsched.tc.observed import (
     FILTER_HANDLE,
@@ -33,7 +31,8 @@ from tlsched.tc.observed import (
     Observed,
     Qdisc,
 )
-from tlsched.tc.tree import INNER_CLASSID, HtbClass, Leaf, Tree, desired_tree
+from tlsched.tc.options import Htb, Mqprio, Options
+from tlsched.tc.tree import INNER_CLASSID, MAJOR_MASK, ROOT_PARENT, HtbClass, Queue, Tree
 
 OPEN_BPS = MAX_RATE_BPS
 
@@ -62,68 +61,12 @@ def detach_changes(observed: Observed) -> list[Change]:
     return changes
 
 
-def undo_changes(before: Observed, now: Observed) -> list[Change]:
-    """What leads from ``now``, left by a failed attach or detach, back to ``before``.
-
-    A root of somebody else's that is gone is gone. SetFilter in the result means the program
-    that the link had before.
-    """
-    changes: list[Change] = []
-    if before.has_our_root:
-        # Filters at the root are not ours to delete when nothing is to change.
-        changes += tree_changes(replace(now, root_filters=()), _tree_as_it_was(before))
-    elif now.has_our_root and now.root is not None:
-        changes.append(DelRoot(now.root.kind, now.root.handle))
-    return [*changes, *_undo_classifier(before, now)]
-
-
-def _tree_as_it_was(before: Observed) -> Tree:
-    assert before.root is not None
-    classes = sorted(before.classes, key=lambda item: (item.classid != INNER_CLASSID, item.classid))
-    leaves = tuple(
-        Leaf(queue.handle, queue.parent, queue.limit_bytes)
-        for queue in before.qdiscs
-        if queue.limit_bytes is not None and queue.parent & 0xFFFF0000 == before.root.handle
-    )
-    return Tree(before.root.handle, before.root.default_minor or 0, tuple(classes), leaves)
-
-
-def _undo_classifier(before: Observed, now: Observed) -> list[Change]:
-    old, new = before.classifier, now.classifier
-    if old is None:
-        if now.has_clsact and not before.has_clsact and all(f.is_ours for f in now.filters):
-            return [DelClsact()]
-        return [] if new is None else [DelFilter(str(new.name), new.prio, new.handle)]
-    if new is not None and new.program_id == old.program_id:
-        return []
-    replaced = None if new is None else new.program_id
-    return [SetFilter(str(old.name), old.prio, old.handle, replaced, not now.has_clsact)]
-
-
-def implied_tree(observed: Observed) -> Tree | None:
-    """The tree that ``observed`` was attached as, or None when too little of it is left.
-
-    There is no state file: the rate is what most classes have as their ceil, the guaranteed
-    share is the default class's own rate, and all else follows from these two.
-    """
-    if not observed.has_our_root or not observed.classes:
-        return None
-    bands = all_bands(DEFAULT_DSCPS)  # the tree does not depend on the code points
-    rate_bps, _ = Counter(item.ceil_bps for item in observed.classes).most_common(1)[0]
-    default = _class_of(observed, bands[-1])
-    share_bps = default.rate_bps if default else rate_bps
-    return desired_tree(rate_bps, share_bps, bands)
-
-
-def _class_of(observed: Observed, band: Band) -> HtbClass | None:
-    return next((item for item in observed.classes if item.classid == band.classid), None)
-
-
 def tree_changes(observed: Observed, tree: Tree) -> list[Change]:
     """What makes the root qdisc and all below it the ``tree``."""
     root = observed.root
     if root is not None and _can_be_mended(observed, root, tree):
-        return [*_class_changes(observed, tree), *_stray_classes(observed, tree)]
+        below = [*_class_changes(observed, tree), *_queue_changes(observed, tree)]
+        return [*_root_changes(root, tree), *below, *_stray_classes(observed, tree)]
     changes: list[Change] = []
     if root is not None and root.handle == tree.handle:
         # HTB cannot change its default class or a class's parent, a handle not its kind.
@@ -131,9 +74,9 @@ def tree_changes(observed: Observed, tree: Tree) -> list[Change]:
         root = None
     kind = None if root is None else root.kind
     foreign = root is not None and not root.is_kernel_default
-    changes.append(AddRoot(tree.handle, tree.default_minor, kind, foreign))
+    changes.append(AddRoot(tree.handle, tree.root, kind, foreign))
     bare = replace(observed, qdiscs=(), classes=())
-    return [*changes, *_class_changes(bare, tree)]
+    return [*changes, *_class_changes(bare, tree), *_queue_changes(bare, tree)]
 
 
 def _can_be_mended(observed: Observed, root: Qdisc, tree: Tree) -> bool:
@@ -142,17 +85,30 @@ def _can_be_mended(observed: Observed, root: Qdisc, tree: Tree) -> bool:
     Filters at our root go with it: to delete one takes its chain's number, which a dump by
     pyroute2 lacks.
     """
-    if observed.root_filters:
+    if observed.root_filters or not observed.has_our_root or root.options is None:
         return False
-    if not observed.has_our_root or root.default_minor != tree.default_minor:
+    if type(root.options) is not type(tree.root):
         return False
+    if isinstance(tree.root, Htb | Mqprio):
+        return same_options(root.options, tree.root) and _same_parents(observed, tree)
+    return True
+
+
+def _same_parents(observed: Observed, tree: Tree) -> bool:
     parents = {item.classid: item.parent for item in tree.classes}
     return all(parents.get(item.classid, item.parent) == item.parent for item in observed.classes)
 
 
+def _root_changes(root: Qdisc, tree: Tree) -> list[Change]:
+    if root.options is None or same_options(root.options, tree.root):
+        return []
+    return [ChangeQueue(root.options, Queue(tree.handle, ROOT_PARENT, tree.root))]
+
+
 def _class_changes(observed: Observed, tree: Tree) -> list[Change]:
+    """What makes HTB's classes, and the queue of each, those of the tree."""
     have = {item.classid: item for item in observed.classes}
-    leaves = {leaf.parent: leaf for leaf in tree.leaves}
+    leaves = {leaf.parent: leaf for leaf in tree.queues}
     changes: list[Change] = []
     for want in tree.classes:
         leaf = leaves.get(want.classid)
@@ -160,12 +116,12 @@ def _class_changes(observed: Observed, tree: Tree) -> list[Change]:
         if old is not None:
             if not _same_class(old, want):
                 changes.append(ChangeClass(old, want))
-            changes += _leaf_changes(observed.leaf_of(want.classid), leaf) if leaf else []
+            changes += _queue_change(observed.leaf_of(want.classid), leaf) if leaf else []
         elif leaf is None:
             changes.append(AddClass(want))
         else:
             opened = replace(want, rate_bps=OPEN_BPS, ceil_bps=OPEN_BPS)
-            changes += [AddClass(opened), SetLeaf(leaf), ChangeClass(opened, want)]
+            changes += [AddClass(opened), SetQueue(leaf), ChangeClass(opened, want)]
     return changes
 
 
@@ -177,15 +133,35 @@ def _same_class(old: HtbClass, want: HtbClass) -> bool:
     return old == want
 
 
-def _leaf_changes(old: Qdisc | None, leaf: Leaf) -> list[Change]:
-    if old is None:
-        return [SetLeaf(leaf)]
-    if (old.kind, old.handle) != (leaf.kind, leaf.handle):
+def _queue_changes(observed: Observed, tree: Tree) -> list[Change]:
+    """What makes all qdiscs that are under no HTB class those of the tree."""
+    in_classes = {item.classid for item in tree.classes}
+    changes: list[Change] = []
+    made: set[int] = set()
+    for want in tree.queues:
+        if want.parent in in_classes:
+            continue
+        above = want.parent & MAJOR_MASK
+        change = _queue_change(None if above in made else observed.leaf_of(want.parent), want)
+        made |= {want.handle for item in change if isinstance(item, SetQueue)}
+        changes += change
+    return changes
+
+
+def _queue_change(old: Qdisc | None, want: Queue) -> list[Change]:
+    if old is None or old.is_kernel_default:
+        return [SetQueue(want)]
+    if (old.kind, old.handle) != (want.options.kind, want.handle) or old.options is None:
         # The kernel refuses to make a qdisc of another kind under a handle that is in use.
-        return [SetLeaf(leaf, replaces=old.kind, clear_first=old.handle == leaf.handle)]
-    if old.limit_bytes != leaf.limit_bytes:
-        return [ChangeLeaf(old.limit_bytes or 0, leaf)]
-    return []
+        return [SetQueue(want, replaces=old.kind, clear_first=old.handle == want.handle)]
+    return [] if old.options == want.options else [ChangeQueue(old.options, want)]
+
+
+def same_options(old: Options, want: Options) -> bool:
+    """Whether a root is set as wanted; a card may place its traffic classes' queues otherwise."""
+    if isinstance(old, Mqprio) and isinstance(want, Mqprio):
+        return (old.priomap, len(old.queues)) == (want.priomap, len(want.queues))
+    return old == want
 
 
 def _stray_classes(observed: Observed, tree: Tree) -> list[Change]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tlsched.tc import changes as ch
+from tlsched.tc.options import Bfifo
+from tlsched.tc.tree import ROOT_PARENT, Queue
 
 ABSENT = "absent"
 
@@ -50,14 +52,17 @@ def _of_change(change: ch.Change) -> Iterator[Drift]:
             yield Drift(f"class {ch.named(new.classid)}", ABSENT, "there")
         case ch.DelClass(classid=classid):
             yield Drift(f"class {ch.named(classid)}", "there", ABSENT)
-        case ch.SetLeaf(new=leaf, replaces=replaces):
+        case ch.SetQueue(new=queue, replaces=replaces):
             there = replaces or "the kernel's own"
-            yield Drift(f"queue of class {ch.named(leaf.parent)}", there, ch.described(leaf))
-        case ch.ChangeLeaf(old_limit_bytes=limit_bytes, new=leaf):
-            bounds = (f"{limit_bytes} bytes", f"{leaf.limit_bytes} bytes")
-            yield Drift(f"limit of the queue of class {ch.named(leaf.parent)}", *bounds)
-        case ch.AddRoot(handle=handle):
-            wanted = f"htb {ch.show(handle)} with attach's classes"
+            yield Drift(f"queue of class {ch.place(queue)}", there, ch.described(queue))
+        case ch.ChangeQueue(old=Bfifo(limit_bytes=old), new=Queue(options=Bfifo() as new) as leaf):
+            bounds = (f"{old} bytes", f"{new.limit_bytes} bytes")
+            yield Drift(f"limit of the queue of class {ch.place(leaf)}", *bounds)
+        case ch.ChangeQueue(old=old, new=queue):
+            where = "root" if queue.parent == ROOT_PARENT else f"queue of class {ch.place(queue)}"
+            yield Drift(f"settings of the {where}", old.describe(), queue.options.describe())
+        case ch.AddRoot(handle=handle, options=options):
+            wanted = f"{options.kind} {ch.show(handle)} with attach's classes"
             yield Drift("root qdisc", "built otherwise", wanted)
         case _:
             yield Drift("link", "not as it was attached", f"as after: {change.describe()}")
@@ -67,6 +72,6 @@ def _class_of(change: ch.Change) -> int | None:
     match change:
         case ch.ChangeClass(new=new):
             return new.classid
-        case ch.SetLeaf(new=leaf) | ch.ChangeLeaf(new=leaf):
-            return leaf.parent
+        case ch.SetQueue(new=queue) | ch.ChangeQueue(new=queue):
+            return queue.parent
     return None

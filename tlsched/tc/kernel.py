@@ -7,10 +7,9 @@ or the kernel feature that is missing.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
-import struct
+from dataclasses import replace
 from types import TracebackType
 
 from pyroute2 import IPRoute
@@ -18,7 +17,6 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_GETQDISC, RTM_GETTCLASS, RTM_GETTFILTER
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from tlsched.bands import ROOT_HANDLE
 from tlsched.errors import (
     ApplyError,
     FeatureMissing,
@@ -26,18 +24,24 @@ from tlsched.errors import (
     PermissionMissing,
     TlschedError,
 )
-from tlsched.tc import messages
-from tlsched.tc.changes import AddRoot, Change, SetFilter, SetLeaf
+from tlsched.tc import decode, messages, plugins
+from tlsched.tc.changes import AddRoot, Change, SetFilter, SetQueue
+from tlsched.tc.device import Device, read_device
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
+from tlsched.tc.options import Ets, Htb, Mq, Mqprio, Prio
 
-SIOCGIFHWADDR = 0x8927  # <linux/sockios.h>
-ARPHRD_ETHER, ARPHRD_LOOPBACK = 1, 772  # <linux/if_arp.h>
-
-_FEATURES = {
-    AddRoot: "the qdisc htb (CONFIG_NET_SCH_HTB)",
-    SetLeaf: "the qdisc bfifo (CONFIG_NET_SCHED)",
-    SetFilter: "the qdisc clsact or the bpf filter (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF)",
+_CONFIG = {
+    "htb": "CONFIG_NET_SCH_HTB",
+    "bfifo": "CONFIG_NET_SCH_FIFO",
+    "ets": "CONFIG_NET_SCH_ETS",
+    "prio": "CONFIG_NET_SCH_PRIO",
+    "mq": "CONFIG_NET_SCHED",
+    "mqprio": "CONFIG_NET_SCH_MQPRIO",
 }
+_FILTER = "the qdisc clsact or the bpf filter (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF)"
+
+
+_ASKING = (Htb, Ets, Prio)
 
 
 class Kernel:
@@ -45,7 +49,7 @@ class Kernel:
 
     def __enter__(self) -> Kernel:
         """Open the socket."""
-        messages.register_plugins()
+        plugins.register()
         self._socket = IPRoute(ext_ack=True)
         return self
 
@@ -76,26 +80,35 @@ class Kernel:
 
     def _read(self, iface: str, ifindex: int) -> Observed:
         try:
-            qdiscs = self._dump(RTM_GETQDISC, ifindex)
+            qdiscs = tuple(map(decode.qdisc, self._dump(RTM_GETQDISC, ifindex)))
             classes = self._dump(RTM_GETTCLASS, ifindex)
+            root = Observed(iface, ifindex, qdiscs).root
+            if root is None or not isinstance(root.options, Htb):
+                classes = []
             found = Observed(
                 iface,
                 ifindex,
-                qdiscs=tuple(messages.qdisc(message) for message in qdiscs),
+                qdiscs,
+                classes=tuple(map(decode.htb_class, classes)),
+                class_stats={message["handle"]: decode.stats(message) for message in classes},
             )
-            if not found.has_our_root:
-                classes = []
-            return Observed(
-                iface,
-                ifindex,
-                qdiscs=found.qdiscs,
-                classes=tuple(messages.htb_class(message) for message in classes),
-                class_stats={message["handle"]: messages.stats(message) for message in classes},
+            ours = found.has_our_root
+            is_mq = ours and root is not None and isinstance(root.options, Mq)
+            return replace(
+                found,
                 filters=self._filters(ifindex, EGRESS, INGRESS) if found.has_clsact else (),
-                root_filters=self._filters(ifindex, ROOT_HANDLE) if found.has_our_root else (),
+                root_filters=self._root_filters(found) if ours else (),
+                tx_queues=self.device(ifindex).tx_queues if is_mq else 1,
             )
         except NetlinkError as error:
             raise _explain(error, iface, "read the link") from error
+
+    def device(self, ifindex: int) -> Device:
+        """What kind of device an interface is. InterfaceMissing when there is none."""
+        try:
+            return read_device(self._socket, ifindex)
+        except NetlinkError as error:
+            raise _explain(error, f"interface {ifindex}", "read the device") from error
 
     def apply(self, change: Change, observed: Observed, program_fd: int | None = None) -> None:
         """Apply one change to the interface that ``observed`` was read from.
@@ -113,9 +126,14 @@ class Kernel:
         except NetlinkError as error:
             raise _explain(error, observed.iface, change.describe(), change) from error
 
+    def _root_filters(self, found: Observed) -> tuple[Filter, ...]:
+        """The filters at all qdiscs of our tree that could ask one where a packet goes."""
+        asking = (item.handle for item in found.qdiscs if isinstance(item.options, _ASKING))
+        return self._filters(found.ifindex, *asking)
+
     def _filters(self, ifindex: int, *parents: int) -> tuple[Filter, ...]:
         found = [
-            messages.filter_(message, parent)
+            decode.filter_(message, parent)
             for parent in parents
             for message in self._dump(RTM_GETTFILTER, ifindex, parent)
         ]
@@ -139,21 +157,6 @@ def interface_index(iface: str) -> int:
         ) from error
 
 
-def has_ethernet_header(iface: str) -> bool:
-    """Whether frames on ``iface`` begin with an Ethernet header (netdevice(7), SIOCGIFHWADDR).
-
-    Raises InterfaceMissing without such an interface in the calling thread's namespace.
-    """
-    request = struct.pack("16s24x", iface.encode())
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        try:
-            answer = fcntl.ioctl(sock, SIOCGIFHWADDR, request)
-        except OSError as error:
-            raise _disappeared(iface) from error
-    (kind,) = struct.unpack_from("H", answer, 16)
-    return kind in (ARPHRD_ETHER, ARPHRD_LOOPBACK)
-
-
 def _disappeared(iface: str) -> InterfaceMissing:
     return InterfaceMissing(f"interface {iface} disappeared", hint="try again when it is back")
 
@@ -169,7 +172,12 @@ def _explain(
         )
     if error.code == errno.ENODEV:
         return _disappeared(iface)
-    feature = _FEATURES.get(type(change)) if change is not None else None
+    if isinstance(change, AddRoot) and isinstance(change.options, Mqprio):
+        return FeatureMissing(
+            f"{iface}'s driver offers no traffic classes: {os.strerror(error.code)}",
+            hint="leave --qdisc out: the kernel then orders the bands itself",
+        )
+    feature = _feature(change)
     if error.code in (errno.ENOENT, errno.EOPNOTSUPP) and feature:
         return FeatureMissing(
             f"the kernel lacks {feature}", hint="load the module or use a kernel that has it"
@@ -178,3 +186,15 @@ def _explain(
         f"{iface}: could not {doing}: {os.strerror(error.code)}",
         hint="run `tlsched status` to see what the link has",
     )
+
+
+def _feature(change: Change | None) -> str | None:
+    """What of the kernel a change needs, with the name of its build option."""
+    match change:
+        case SetFilter():
+            return _FILTER
+        case AddRoot(options=options):
+            return f"the qdisc {options.kind} ({_CONFIG[options.kind]})"
+        case SetQueue(new=queue):
+            return f"the qdisc {queue.options.kind} ({_CONFIG[queue.options.kind]})"
+    return None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tlsched.bands import ROOT_HANDLE
-from tlsched.tc.tree import DEFAULT_MINOR, INNER_CLASSID, ROOT_KIND, ROOT_PARENT, HtbClass
+from tlsched.tc.options import Ets, Htb, Mq, Mqprio, Options, Prio
+from tlsched.tc.strict import is_our_handle, is_root
+from tlsched.tc.tree import DEFAULT_MINOR, INNER_CLASSID, MAJOR_MASK, ROOT_PARENT, HtbClass
 
 EGRESS = 0xFFFFFFF3  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS), <linux/pkt_sched.h>
 INGRESS = 0xFFFFFFF2
+KERNELS_HANDLES = 0x80000000  # from here up where nobody named one (qdisc_alloc_handle)
 CLSACT_PARENT = 0xFFFFFFF1  # TC_H_CLSACT, and TC_H_INGRESS: a link has one of the two
 
 # Where our classifier sits, always: so that a second attach replaces it and adds no other.
@@ -33,7 +36,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Qdisc:
-    """One qdisc. ``limit_bytes`` is a bfifo's, ``default_minor`` an HTB's; None on others.
+    """One qdisc. ``options`` are None for a kind that no tree of ours has.
 
     ``shares_ingress`` and ``shares_egress``: its filters are a numbered block that other links
     may use as well (tc(8), ingress_block and egress_block).
@@ -42,8 +45,7 @@ class Qdisc:
     kind: str
     handle: int
     parent: int
-    limit_bytes: int | None = None
-    default_minor: int | None = None
+    options: Options | None = None
     stats: Stats = Stats()
     shares_ingress: bool = False
     shares_egress: bool = False
@@ -80,7 +82,8 @@ class Filter:
 class Observed:
     """All that tlsched looks at on one interface, read at one time.
 
-    ``filters`` are those at clsact, ``root_filters`` those at our HTB, where none should be.
+    ``filters`` are those at clsact, ``root_filters`` those at our root, where none should be.
+    ``tx_queues`` is how many transmit queues the device uses; it is read for an mq only.
     """
 
     iface: str
@@ -90,6 +93,7 @@ class Observed:
     class_stats: Mapping[int, Stats] = field(default_factory=dict)
     filters: tuple[Filter, ...] = ()
     root_filters: tuple[Filter, ...] = ()
+    tx_queues: int = 1
 
     @property
     def root(self) -> Qdisc | None:
@@ -100,15 +104,28 @@ class Observed:
     def has_our_root(self) -> bool:
         """Whether the root is the one that attach makes.
 
-        Anybody may choose our handle; nobody else has our default class as well, and either no
-        class yet (an attach that was killed) or the one that all our others are under.
+        Anybody may choose our handle. Nobody else has an HTB with our default class as well, and
+        either no class yet (an attach that was killed) or the one that all our others are
+        under; or another root with our map of priorities, or our own queues under it.
         """
         root = self.root
-        if root is None or (root.kind, root.handle) != (ROOT_KIND, ROOT_HANDLE):
+        if root is None or root.handle != ROOT_HANDLE:
             return False
-        if root.default_minor != DEFAULT_MINOR:
-            return False
-        return not self.classes or any(item.classid == INNER_CLASSID for item in self.classes)
+        match root.options:
+            case Htb(default_minor=minor):
+                inner = any(item.classid == INNER_CLASSID for item in self.classes)
+                return minor == DEFAULT_MINOR and (inner or not self.classes)
+            case Ets() | Prio() | Mqprio():
+                return is_root(root.options) or any(self._are_ours(root))
+            case Mq():
+                return all(self._are_ours(root))
+        return False
+
+    def _are_ours(self, root: Qdisc) -> Iterator[bool]:
+        """For each qdisc right under our root that somebody made: whether it is ours."""
+        for queue in self.under(root):
+            if 0 < queue.handle < KERNELS_HANDLES:
+                yield is_our_handle(queue.handle, queue.parent)
 
     @property
     def has_foreign_root(self) -> bool:
@@ -163,6 +180,10 @@ class Observed:
             return self.classifier.name == NAME_OWNER
         return self.has_our_root and not self.filters
 
+    def under(self, above: Qdisc) -> list[Qdisc]:
+        """The qdiscs right under one."""
+        return [queue for queue in self.qdiscs if queue.parent & MAJOR_MASK == above.handle]
+
     def leaf_of(self, classid: int) -> Qdisc | None:
-        """The queue under a class, or None for HTB's own hidden pfifo."""
+        """The queue under a class, or None for the kernel's own hidden pfifo."""
         return next((qdisc for qdisc in self.qdiscs if qdisc.parent == classid), None)

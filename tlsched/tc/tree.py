@@ -1,4 +1,4 @@
-"""The qdisc tree that a link should have, as data. Pure: nothing here talks to the kernel.
+"""The qdisc tree that a link should have, as data, and the tree of HTB. Pure.
 
 ::
 
@@ -12,21 +12,22 @@
 HTB serves by level first, then by prio (net/sched/sch_htb.c, htb_dequeue): a class that is
 still under its own rate is served before any class that borrows. So a lane has next to no
 rate of its own and borrows nearly all it sends, in strict order of prio, while the default
-band's own rate is what it is guaranteed, however busy the lanes are.
+band's own rate is what it is guaranteed, however busy the lanes are. The trees that need no
+rate are in strict.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tlsched.bands import MAJOR, ROOT_HANDLE, Band, all_bands
+from tlsched.tc.options import Bfifo, Htb, Options
 
-ROOT_KIND = "htb"
-LEAF_KIND = "bfifo"
 INNER_CLASSID = ROOT_HANDLE | 0x1
 DEFAULT_MINOR = all_bands()[-1].minor
 ROOT_PARENT = 0xFFFFFFFF  # TC_H_ROOT, <linux/pkt_sched.h>
+MAJOR_MASK = 0xFFFF0000  # TC_H_MAJ_MASK
 
 # One GSO packet is up to 64 KiB (GSO_LEGACY_MAX_SIZE, <linux/netdevice.h>).
 GSO_BYTES = 65536
@@ -64,28 +65,33 @@ class HtbClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """The queue of one class: a FIFO bounded in bytes."""
+class Queue:
+    """A qdisc below the root; ``band`` names the band whose packets it holds, if one's alone."""
 
     handle: int
     parent: int
-    limit_bytes: int
-    kind: str = LEAF_KIND
+    options: Options
+    band: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Root qdisc, classes (the inner one first) and leaves (one for each band, in its order)."""
+    """Root qdisc, HTB's classes (the inner one first) and all qdiscs below, parents first."""
 
     handle: int
-    default_minor: int
-    classes: tuple[HtbClass, ...]
-    leaves: tuple[Leaf, ...]
+    root: Options
+    classes: tuple[HtbClass, ...] = ()
+    queues: tuple[Queue, ...] = ()
 
     @property
     def default_classid(self) -> int:
-        """The class of packets that no band claims."""
-        return self.handle | self.default_minor
+        """HTB's class of packets that no band claims; the root itself on other trees."""
+        return self.handle | (self.root.default_minor if isinstance(self.root, Htb) else 0)
+
+    @property
+    def kind(self) -> str:
+        """The root's kind."""
+        return self.root.kind
 
 
 def desired_tree(rate_bps: int, share_bps: int, bands: Sequence[Band]) -> Tree:
@@ -108,11 +114,9 @@ def desired_tree(rate_bps: int, share_bps: int, bands: Sequence[Band]) -> Tree:
     for band in bands:
         own_bps = share_bps if band.priority is None else LANE_RATE_BPS
         classes.append(_band_class(band, own_bps, rate_bps))
-    leaves = tuple(
-        Leaf(handle=leaf_handle(band), parent=band.classid, limit_bytes=leaf_limit_bytes(rate_bps))
-        for band in bands
-    )
-    return Tree(ROOT_HANDLE, bands[-1].minor, tuple(classes), leaves)
+    leaf = Bfifo(leaf_limit_bytes(rate_bps))
+    queues = tuple(Queue(leaf_handle(band), band.classid, leaf, band.name) for band in bands)
+    return Tree(ROOT_HANDLE, Htb(bands[-1].minor), tuple(classes), queues)
 
 
 def leaf_handle(band: Band) -> int:

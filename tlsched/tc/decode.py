@@ -1,0 +1,104 @@
+"""rtnetlink messages as what kernel.py reads: qdiscs, classes, filters. No socket here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
+
+from tlsched.tc.observed import Filter, Qdisc, Stats
+from tlsched.tc.options import Bfifo, Ets, Htb, Mq, Mqprio, Options, Prio
+from tlsched.tc.tree import ROOT_PARENT, HtbClass
+
+TCA_INGRESS_BLOCK, TCA_EGRESS_BLOCK = 13, 14  # <linux/rtnetlink.h>
+
+
+def qdisc(message: tcmsg) -> Qdisc:
+    """Decode a qdisc out of a dump."""
+    # pyroute2 does not know the attributes of blocks and gives their numbers only.
+    unknown = {value["header"]["type"] for name, value in message["attrs"] if name == "UNKNOWN"}
+    kind = message.get_attr("TCA_KIND")
+    return Qdisc(
+        kind=kind,
+        handle=message["handle"],
+        parent=message["parent"],
+        options=_options(kind, message.get_attr("TCA_OPTIONS")),
+        stats=stats(message),
+        shares_ingress=TCA_INGRESS_BLOCK in unknown,
+        shares_egress=TCA_EGRESS_BLOCK in unknown,
+    )
+
+
+def _options(kind: str, options: Any) -> Options | None:
+    match kind:
+        case Htb.kind:
+            return Htb(options.get_attr("TCA_HTB_INIT")["defcls"])
+        case Bfifo.kind:
+            return Bfifo(options["limit"])
+        case Prio.kind:
+            return Prio(options["bands"], tuple(options["priomap"]))
+        case Ets.kind:
+            return _ets(options)
+        case Mqprio.kind:
+            return _mqprio(options)
+        case Mq.kind:
+            return Mq()
+    return None
+
+
+def _ets(options: Any) -> Ets:
+    # The dump has a quantum for every band, 0 for the strict ones (ets_qdisc_dump).
+    quanta = tuple(options.get_attr("TCA_ETS_QUANTA").get_attrs("TCA_ETS_QUANTA_BAND"))
+    priomap = tuple(options.get_attr("TCA_ETS_PRIOMAP").get_attrs("TCA_ETS_PRIOMAP_BAND"))
+    return Ets(options.get_attr("TCA_ETS_NSTRICT") or 0, quanta, priomap)
+
+
+def _mqprio(options: Any) -> Mqprio:
+    classes = range(options["num_tc"])
+    queues = tuple((options["count"][number], options["offset"][number]) for number in classes)
+    return Mqprio(tuple(options["prio_tc_map"]), queues, options["hw"])
+
+
+def htb_class(message: tcmsg) -> HtbClass:
+    """Decode an HTB class out of a dump."""
+    options = message.get_attr("TCA_OPTIONS")
+    parms = options.get_attr("TCA_HTB_PARMS")
+    # The 32-bit fields stop at their maximum; the 64-bit attributes are there when they do.
+    rate = options.get_attr("TCA_HTB_RATE64") or parms["rate"]
+    ceil = options.get_attr("TCA_HTB_CEIL64") or parms["ceil"]
+    classid, parent = message["handle"], message["parent"]
+    return HtbClass(
+        classid=classid,
+        # A class right under the qdisc is reported as under "root" (htb_dump_class).
+        parent=classid & 0xFFFF0000 if parent == ROOT_PARENT else parent,
+        prio=parms["prio"],
+        rate_bps=rate * 8,
+        ceil_bps=ceil * 8,
+        burst_ticks=parms["buffer"],
+        cburst_ticks=parms["cbuffer"],
+        quantum_bytes=parms["quantum"],
+    )
+
+
+def filter_(message: tcmsg, parent: int) -> Filter | None:
+    """Decode a filter out of a dump; None for the chain heads that stand among them."""
+    if not message["handle"]:
+        return None
+    kind, name, program_id, tag = message.get_attr("TCA_KIND"), None, None, None
+    if kind == "bpf":
+        options = message.get_attr("TCA_OPTIONS")
+        name = options.get_attr("TCA_BPF_NAME")
+        program_id = options.get_attr("TCA_BPF_ID")
+        raw_tag = options.get_attr("TCA_BPF_TAG")
+        tag = raw_tag.hex() if raw_tag else None
+    return Filter(parent, kind, message["info"] >> 16, message["handle"], name, program_id, tag)
+
+
+def stats(message: tcmsg) -> Stats:
+    """Decode the counters of a qdisc or class (struct gnet_stats_basic, gnet_stats_queue)."""
+    both = message.get_attr("TCA_STATS2")
+    basic = both.get_attr("TCA_STATS_BASIC") if both else None
+    queue = both.get_attr("TCA_STATS_QUEUE") if both else None
+    if basic is None or queue is None:
+        return Stats()
+    return Stats(basic["packets"], basic["bytes"], queue["backlog"], queue["drops"])
