@@ -43,7 +43,7 @@ DRIFTS = {
     "qdisc replace dev {dev} root handle 9: pfifo limit 100": (
         "root qdisc",
         "pfifo 9:",
-        "htb 7150: of tlsched",
+        "one of tlsched's (7150:)",
     ),
 }
 

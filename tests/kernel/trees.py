@@ -76,8 +76,9 @@ def link_for(kind: Kind, make: Callable[[], Namespace]) -> tuple[Namespace, Name
     a, b = make(), make()
     queues = ["numtxqueues", str(kind.tx_queues), "numrxqueues", str(kind.tx_queues)]
     veth = ["type", "veth", "peer", "name", DEV, "netns", b.name, *queues]
-    a.run("ip", "link", "add", DEV, "addrgenmode", "none", *queues, *veth)
+    a.run("ip", "link", "add", DEV, *queues, *veth)
     for number, end in enumerate((a, b), start=1):
+        end.run("ip", "link", "set", DEV, "addrgenmode", "none")
         end.run("ip", "address", "add", f"10.99.0.{number}/24", "dev", DEV)
         end.run("ip", "link", "set", DEV, "up")
     return a, b
