@@ -25,7 +25,7 @@ from tlsched.errors import (
     TlschedError,
 )
 from tlsched.tc import decode, messages, plugins
-from tlsched.tc.changes import AddRoot, Change, SetFilter, SetQueue
+from tlsched.tc.changes import AddRoot, Change, DelFilter, SetFilter, SetQueue
 from tlsched.tc.device import Device, read_device
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
 from tlsched.tc.options import Ets, Htb, Mq, Mqprio, Prio
@@ -116,15 +116,28 @@ class Kernel:
         ``program_fd`` is the loaded program that SetFilter attaches. Raises PermissionMissing,
         FeatureMissing, InterfaceMissing or ApplyError.
         """
-        request = messages.encode(change, observed.ifindex, program_fd)
-        # The kernel goes on with a batch after a message that failed. Where clsact could not be
-        # added our filter would land on whatever took its place; a leaf's two are one moment.
-        apart = isinstance(change, SetFilter)
+        # In one system call: a process that is killed has done all of a change or nothing.
+        batch = messages.encode(change, observed.ifindex, program_fd)
         try:
-            for batch in [[message] for message in request] if apart else [request]:
-                self._socket.nlm_request_batch(batch)
+            self._send(batch)
         except NetlinkError as error:
+            if isinstance(change, SetFilter) and change.add_clsact:
+                self._take_back(observed.ifindex)
             raise _explain(error, observed.iface, change.describe(), change) from error
+
+    def _send(self, batch: list[tcmsg]) -> None:
+        self._socket.nlm_request_batch(batch)
+
+    def _take_back(self, ifindex: int) -> None:
+        """Remove our filter from what stood in clsact's place.
+
+        The kernel goes on with a batch after a message that failed, so where clsact could not be
+        added the filter landed on somebody's "ingress".
+        """
+        for item in self._filters(ifindex, EGRESS):
+            if item.is_ours:
+                delete = DelFilter(str(item.name), item.prio, item.handle)
+                self._send(messages.encode(delete, ifindex, None))
 
     def _root_filters(self, found: Observed) -> tuple[Filter, ...]:
         """The filters at all qdiscs of our tree that could ask one where a packet goes."""
