@@ -27,7 +27,7 @@ def test_attach_status_detach(netns_pair: Pair) -> None:
     attach(host, dev)
     (link,) = tlsched_json(host, "status")
     keys = ["iface", "state", "rate_bps", "qdisc", "classifier", "bands"]
-    keys += ["drift", "default_share", "trust", "refused", "unclassified_share"]
+    keys += ["drift", "default_share", "trust", "refused", "notes", "unclassified_share"]
     assert list(link) == keys
     assert (link["iface"], link["state"]) == (dev, "attached")
     assert (link["rate_bps"], link["qdisc"], link["classifier"]) == (10**9, "htb", "bpf")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pyroute2.netlink import nla
+from pyroute2.netlink import NLA_F_NESTED, nla
 from pyroute2.netlink.rtnl.tcmsg import plugins, sched_bpf
 
 
@@ -31,8 +31,9 @@ class _Mqprio(nla):  # type: ignore[misc]  # pyroute2 ships no types
 
 
 class _Ets(nla):  # type: ignore[misc]  # pyroute2 ships no types
-    """The attributes of ets (TCA_ETS_NBANDS and so on)."""
+    """The attributes of ets (TCA_ETS_NBANDS and so on); it insists on the flag of nested ones."""
 
+    nla_flags = NLA_F_NESTED
     nla_map = (
         ("TCA_ETS_UNSPEC", "none"),
         ("TCA_ETS_NBANDS", "uint8"),
@@ -46,11 +47,13 @@ class _Ets(nla):  # type: ignore[misc]  # pyroute2 ships no types
     class quanta(nla):  # type: ignore[misc]  # noqa: N801  # named as in nla_map
         """One attribute a band, in its order."""
 
+        nla_flags = NLA_F_NESTED
         nla_map = ((4, "TCA_ETS_QUANTA_BAND", "uint32"),)
 
     class priomap(nla):  # type: ignore[misc]  # noqa: N801  # named as in nla_map
         """One attribute a priority, in its order."""
 
+        nla_flags = NLA_F_NESTED
         nla_map = ((6, "TCA_ETS_PRIOMAP_BAND", "uint8"),)
 
 
