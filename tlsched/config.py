@@ -12,6 +12,7 @@ from tlsched.errors import ConfigError
 from tlsched.trust import ANY_LOCAL, Trust, check_trust
 
 QDISCS = ("auto", "htb", "ets", "prio", "mqprio")
+CLASSIFIERS = ("auto", "bpf", "u32")
 DEFAULT_SHARE = 0.05
 MIN_SHARE = 0.01
 MAX_SHARE = 0.9
@@ -45,7 +46,8 @@ class LinkSettings:
     send as fast as the device does; ``default_share`` is the part that the default band always
     gets, None for the usual one if the kernel can give it, 0 (without a rate) for none;
     ``dscps`` are the lanes' code points, most urgent first; ``trust`` says who may use the lanes;
-    ``qdisc`` is the root's kind. Raises ConfigError for what cannot work.
+    ``qdisc`` is the root's kind; ``classifier`` says what tells the packets apart. Raises
+    ConfigError for what cannot work.
     """
 
     iface: str
@@ -54,6 +56,7 @@ class LinkSettings:
     dscps: tuple[int, ...] = DEFAULT_DSCPS
     trust: Trust = ANY_LOCAL
     qdisc: str = "auto"
+    classifier: str = "auto"
 
     def __post_init__(self) -> None:
         """Check everything at once."""
@@ -61,6 +64,14 @@ class LinkSettings:
         if self.qdisc not in QDISCS:
             raise ConfigError(
                 f'there is no tree of qdisc "{self.qdisc}"', hint=f"use {', '.join(QDISCS)}"
+            )
+        if self.classifier not in CLASSIFIERS:
+            raise ConfigError(
+                f'there is no classifier "{self.classifier}"', hint=f"use {', '.join(CLASSIFIERS)}"
+            )
+        if self.classifier == "u32" and self.trust != ANY_LOCAL:
+            raise ConfigError(
+                "u32 filters cannot tell who sent a packet", hint="use --classifier bpf with trust"
             )
         if self.rate_bps is not None:
             check_rate(self.rate_bps)

@@ -20,6 +20,7 @@ from tlsched.errors import (
     InterfaceMissing,
     TlschedError,
 )
+from tlsched.linkclassifier import prepared
 from tlsched.linkstatus import LinkStatus, marks_match, status
 from tlsched.tc import diff
 from tlsched.tc.changes import Change, SetFilter
@@ -31,6 +32,7 @@ from tlsched.tc.observed import Observed
 from tlsched.tc.probe import probe
 from tlsched.tc.refuse import refuse_device, refuse_foreign
 from tlsched.tc.tree import Tree
+from tlsched.tc.u32 import Match
 from tlsched.tc.undo import undo_changes
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
     restored later. Raises HostError and its kin before anything is changed, and ApplyError
     when a change failed; then what had been changed is undone.
     """
-    from tlsched.ebpf import program, trustmaps  # detach and status need no compiler
+    from tlsched.ebpf import trustmaps  # detach and status need no compiler
 
     trust = trustmaps.resolve(settings.trust)
     with Kernel() as kernel, _lock(settings.iface, dry_run):
@@ -76,18 +78,22 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
         choice = choose(settings, device, probe)
         bands = bands_for(choice.kind, settings.bands)
         tree = tree_for(choice, device, bands)
-        with program.load(bands, trust, ethernet=device.has_ethernet_header) as classifier:
-            keep = _is_current(before, classifier, bands)
-            changes = diff.attach_changes(before, tree, keep_program=keep)
+        ethernet = device.has_ethernet_header
+        with prepared(settings, bands, trust, tree.kind, ethernet=ethernet) as classifier:
+            program = classifier.program
+            keep = program is not None and _is_current(before, program, bands)
+            goal = _Goal(tree, program, classifier.matches)
+            changes = diff.attach_changes(before, tree, keep_program=keep, u32=goal.u32)
             retrust = linktrust.planned(before, trust, keep_program=keep)
             lines = [] if retrust is None else [retrust.describe()]
             if not dry_run:
                 with linktrust.applied(retrust):
-                    _carry_out(kernel, before, changes, classifier, tree)
+                    _carry_out(kernel, before, changes, goal)
             result = "changed" if before.carries_ours else "attached"
             result = result if changes or retrust else "unchanged"
             lines += [change.describe() for change in changes]
-            return Outcome(settings.iface, result, tuple(lines), dry_run, choice.notes)
+            notes = (*choice.notes, *classifier.notes)
+            return Outcome(settings.iface, result, tuple(lines), dry_run, notes)
 
 
 def detach(iface: str, *, dry_run: bool = False) -> Outcome:
@@ -101,7 +107,7 @@ def detach(iface: str, *, dry_run: bool = False) -> Outcome:
         before = kernel.read(iface)
         changes = diff.detach_changes(before)
         if not dry_run:
-            _carry_out(kernel, before, changes, None, None)
+            _carry_out(kernel, before, changes, _Goal())
         return _outcome(iface, "detached" if changes else "unchanged", changes, dry_run)
 
 
@@ -131,25 +137,25 @@ def _is_current(before: Observed, classifier: Classifier, bands: Sequence[Band])
     return marks_match(ours.program_id, bands)
 
 
-def _carry_out(
-    kernel: Kernel,
-    before: Observed,
-    changes: list[Change],
-    classifier: Classifier | None,
-    tree: Tree | None,
-) -> None:
-    """Apply the changes and check that they took effect; undo them when anything fails.
+@dataclass(frozen=True, slots=True)
+class _Goal:
+    """What the link should have after the changes; nothing of ours by default."""
 
-    ``classifier`` and ``tree`` are what the link should have then, None for nothing of ours.
-    """
+    tree: Tree | None = None
+    program: Classifier | None = None
+    u32: tuple[Match, ...] = ()
+
+
+def _carry_out(kernel: Kernel, before: Observed, changes: list[Change], goal: _Goal) -> None:
+    """Apply the changes and check that they took effect; undo them when anything fails."""
     if not changes:
         return
-    fd = None if classifier is None else classifier.fd
+    fd = None if goal.program is None else goal.program.fd
     with _hold_program(before) as old_fd:
         try:
             for change in changes:
                 kernel.apply(change, before, fd)
-            _verify(kernel.reread(before), tree, _expected_program(before, changes, classifier))
+            _verify(kernel.reread(before), goal, _expected_program(before, changes, goal.program))
         except BaseException as error:
             _undo(kernel, before, old_fd, error)
             raise
@@ -164,13 +170,13 @@ def _expected_program(
     return None if before.classifier is None else before.classifier.program_id
 
 
-def _verify(after: Observed, tree: Tree | None, program_id: int | None) -> None:
+def _verify(after: Observed, goal: _Goal, program_id: int | None) -> None:
     """Raise ApplyError unless the link now has what was asked for."""
-    if tree is None:
+    if goal.tree is None:
         left = diff.detach_changes(after)
     else:
         keep = after.classifier is not None and after.classifier.program_id == program_id
-        left = diff.attach_changes(after, tree, keep_program=keep)
+        left = diff.attach_changes(after, goal.tree, keep_program=keep, u32=goal.u32)
     if left:
         raise ApplyError(
             f"{after.iface} did not keep what was set, still to do: {left[0].describe()}",

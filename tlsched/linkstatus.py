@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from tlsched.bands import DEFAULT_BAND, DEFAULT_DSCPS, ROOT_HANDLE, Band, all_bands
 from tlsched.config import check_iface
 from tlsched.errors import ConfigError, HostError, InterfaceMissing, PermissionMissing
-from tlsched.tc import diff
+from tlsched.linkclassifier import DSCP_ALONE
+from tlsched.tc import classifying, diff, u32
 from tlsched.tc.changes import show
 from tlsched.tc.choice import UNGUARDED
+from tlsched.tc.classifying import matches_of
 from tlsched.tc.drift import ABSENT, Drift, of_changes
 from tlsched.tc.implied import bands_for, guaranteed_share, implied_tree
 from tlsched.tc.kernel import Kernel
@@ -44,9 +46,10 @@ class BandStatus:
 class LinkStatus:
     """The state of one interface.
 
-    ``rate_bps`` in bit/s and ``classifier`` ("bpf") are None where there is none; ``qdisc`` is
-    the kind of the root. ``drift`` says what differs from what attach set up. ``default_share`` is
-    the part of the link that the default band is guaranteed, None where no tree says so.
+    ``rate_bps`` in bit/s and ``classifier`` ("bpf", "u32") are None where there is none; ``qdisc``
+    is the kind of the root. ``drift`` says what differs from what attach set up.
+    ``default_share`` is the part of the link that the default band is guaranteed, None where no
+    tree says so.
     ``trust`` is who may use the lanes, ``refused`` what bore a lane's DSCP without being trusted,
     lost it and went to the default band (which counted it too); both are None without classifier.
     ``notes`` say what else the administrator should know.
@@ -122,13 +125,13 @@ def _link_status(observed: Observed) -> LinkStatus:
         state="drifted" if drift else "attached",
         rate_bps=tree.classes[0].rate_bps if tree is not None and tree.classes else None,
         qdisc=root_kind,
-        classifier=None if observed.classifier is None else "bpf",
+        classifier=_classifier_kind(observed),
         bands=tuple(_band_status(observed, tree, band, counters) for band in bands),
         drift=tuple(drift),
         default_share=share,
         trust=trust,
         refused=refused,
-        notes=(UNGUARDED,) if share == 0 else (),
+        notes=((UNGUARDED,) if share == 0 else ()) + ((DSCP_ALONE,) if observed.u32 else ()),
     )
 
 
@@ -139,12 +142,13 @@ def _read_classifier(
     from tlsched.ebpf import maps
 
     ours = observed.classifier
+    if observed.u32:
+        return _read_u32(observed)
     if ours is None or ours.program_id is None:
         return all_bands(), {}, [Drift("classifier at clsact egress", ABSENT, "there")]
     try:
         dscps = [mark.dscp for mark in maps.read_marks(ours.program_id) if mark.dscp is not None]
-        kind = observed.root.kind if observed.has_our_root and observed.root else Htb.kind
-        bands = bands_for(kind, all_bands(dscps))
+        bands = bands_for(_root_kind(observed), all_bands(dscps))
         counters = maps.read_counters(ours.program_id)
         good = marks_match(ours.program_id, bands)
     except PermissionMissing:
@@ -155,6 +159,32 @@ def _read_classifier(
     if good:
         return bands, counters, []
     return bands, counters, [Drift("marks in the classifier", "others", "those of six lanes")]
+
+
+def _read_u32(
+    observed: Observed,
+) -> tuple[tuple[Band, ...], Mapping[str, Counters], list[Drift]]:
+    """The bands as the u32 filters know them, and what is wrong with these; they count nothing."""
+    found = matches_of(observed.u32)
+    at_htb = classifying.at_htb(found)
+    wrong = Drift("u32 filters", "others", "those of six lanes")
+    try:
+        bands = bands_for(_root_kind(observed), all_bands(u32.lane_dscps(found)))
+    except ConfigError:
+        return all_bands(), {}, [wrong]
+    good = found == u32.matches(bands, at_htb=at_htb) and observed.classifier is None
+    return bands, {}, [] if good else [wrong]
+
+
+def _root_kind(observed: Observed) -> str:
+    root = observed.root
+    return root.kind if observed.has_our_root and root is not None else Htb.kind
+
+
+def _classifier_kind(observed: Observed) -> str | None:
+    if observed.u32:
+        return "u32"
+    return None if observed.classifier is None else "bpf"
 
 
 def _read_trust(observed: Observed) -> tuple[Trust, Counters, list[Drift]]:
@@ -179,7 +209,13 @@ def _tree_drift(observed: Observed) -> list[Drift]:
     if tree is None:
         return [Drift("classes or queues", ABSENT, "one for each band")]
     bare = replace(observed, root_filters=())  # they alone would have the whole tree rebuilt
-    kinds = sorted({f"{item.kind} prio {item.prio}" for item in observed.root_filters})
+    kinds = sorted(
+        {
+            f"{item.kind} prio {item.prio}"
+            for item in observed.foreign_root_filters
+            if not item.is_table
+        }
+    )
     past = "there, sending packets past the classifier"
     foreign = [
         Drift(f"filter of somebody else's at the root ({kind})", past, ABSENT) for kind in kinds
@@ -198,8 +234,9 @@ def _band_status(
         name=band.name,
         priority=band.priority,
         dscp=band.dscp,
-        packets=counted.packets if counted else 0,
-        bytes=counted.bytes if counted else 0,
+        # u32 filters count nothing; what went through the queues is known all the same.
+        packets=counted.packets if counted else sum(leaf.stats.packets for leaf in leaves),
+        bytes=counted.bytes if counted else sum(leaf.stats.bytes for leaf in leaves),
         backlog_bytes=sum(leaf.stats.backlog_bytes for leaf in leaves),
         drops=sum(leaf.stats.drops for leaf in leaves),
     )

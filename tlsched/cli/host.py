@@ -57,6 +57,14 @@ def attach(
             show_default="auto",
         ),
     ] = None,
+    classifier: Annotated[
+        str | None,
+        typer.Option(
+            help="What tells packets apart: bpf, u32 (filters on the DSCP alone), or auto: u32 only"
+            " where BPF cannot be used.",
+            show_default="auto",
+        ),
+    ] = None,
     dscps: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +122,7 @@ def attach(
         "rate": rate,
         "share": share,
         "qdisc": qdisc,
+        "classifier": classifier,
         "dscps": dscps,
         "replace_root": replace_root,
     }

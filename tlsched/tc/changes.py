@@ -8,6 +8,7 @@ from tlsched.bands import DEFAULT_BAND, LANE_COUNT, ROOT_HANDLE
 from tlsched.config import format_rate
 from tlsched.tc.options import Htb, Options
 from tlsched.tc.tree import INNER_CLASSID, TICK_NS, HtbClass, Queue
+from tlsched.tc.u32 import Match, Place
 
 
 class Change:
@@ -176,6 +177,41 @@ class DelFilter(Change):
     def describe(self) -> str:
         """What the change does, in one line."""
         return f"delete classifier {self.name} at clsact egress, prio {self.prio}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetU32(Change):
+    """Put u32 filters at ``parent`` (clsact egress, or our HTB), in one system call.
+
+    ``first_node`` says whose clsact it is; ``add_clsact`` adds that first; ``clears`` are the
+    filters of ours that go.
+    """
+
+    parent: int
+    matches: tuple[Match, ...]
+    first_node: int
+    add_clsact: bool = False
+    clears: tuple[Place, ...] = ()
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        where = "clsact egress" if self.parent != ROOT_HANDLE else f"qdisc htb {show(self.parent)}"
+        verb = "replace" if self.clears else "add"
+        first = "add qdisc clsact and " if self.add_clsact else f"{verb} "
+        return f"{first}{len(self.matches)} u32 filters for the lanes' DSCPs at {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class DelU32(Change):
+    """Remove u32 filters of ours."""
+
+    parent: int
+    clears: tuple[Place, ...]
+
+    def describe(self) -> str:
+        """What the change does, in one line."""
+        where = "clsact egress" if self.parent != ROOT_HANDLE else f"qdisc htb {show(self.parent)}"
+        return f"delete the u32 filters for the lanes' DSCPs at {where}"
 
 
 def show(handle: int) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from typing import Any
 
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
+from tlsched.tc.filters import unpack_selector
 from tlsched.tc.observed import Filter, Qdisc, Stats
 from tlsched.tc.options import Bfifo, Ets, Htb, Mq, Mqprio, Options, Prio
 from tlsched.tc.tree import ROOT_PARENT, HtbClass
+from tlsched.tc.u32 import NUMBER_MASK, Match
 
 TCA_INGRESS_BLOCK, TCA_EGRESS_BLOCK = 13, 14  # <linux/rtnetlink.h>
 
@@ -84,14 +88,49 @@ def filter_(message: tcmsg, parent: int) -> Filter | None:
     """Decode a filter out of a dump; None for the chain heads that stand among them."""
     if not message["handle"]:
         return None
-    kind, name, program_id, tag = message.get_attr("TCA_KIND"), None, None, None
-    if kind == "bpf":
-        options = message.get_attr("TCA_OPTIONS")
-        name = options.get_attr("TCA_BPF_NAME")
-        program_id = options.get_attr("TCA_BPF_ID")
+    info, options = message["info"], message.get_attr("TCA_OPTIONS")
+    found = Filter(
+        parent,
+        kind=message.get_attr("TCA_KIND"),
+        prio=info >> 16,
+        handle=message["handle"],
+        protocol=socket.ntohs(info & 0xFFFF),
+    )
+    if found.kind == "bpf":
         raw_tag = options.get_attr("TCA_BPF_TAG")
-        tag = raw_tag.hex() if raw_tag else None
-    return Filter(parent, kind, message["info"] >> 16, message["handle"], name, program_id, tag)
+        return replace(
+            found,
+            name=options.get_attr("TCA_BPF_NAME"),
+            program_id=options.get_attr("TCA_BPF_ID"),
+            tag=raw_tag.hex() if raw_tag else None,
+        )
+    if found.kind == "u32" and found.is_ours and not found.is_table:
+        return replace(found, match=_match(found, options))
+    return found
+
+
+def _match(found: Filter, options: Any) -> Match | None:
+    """What one of our u32 filters matches; None when it was made otherwise."""
+    sel, acts = options.get_attr("TCA_U32_SEL"), options.get_attr("TCA_U32_ACT")
+    selected = None if sel is None else unpack_selector(bytes(sel))
+    if selected is None:
+        return None
+    value, mask = selected
+    skb_priority = None
+    if acts is not None:
+        act = acts.get_attr("TCA_ACT_PRIO_1")
+        if act is None or act.get_attr("TCA_ACT_KIND") != "skbedit":
+            return None
+        skb_priority = act.get_attr("TCA_ACT_OPTIONS").get_attr("TCA_SKBEDIT_PRIORITY")
+    return Match(
+        found.protocol,
+        found.prio,
+        found.handle & NUMBER_MASK,
+        value,
+        mask,
+        skb_priority,
+        options.get_attr("TCA_U32_CLASSID"),
+    )
 
 
 def stats(message: tcmsg) -> Stats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tlsched.config import MAX_RATE_BPS
+from tlsched.tc import classifying
 from tlsched.tc.changes import (
     AddClass,
     AddRoot,
@@ -16,36 +17,29 @@ from tlsched.tc.changes import (
     ChangeClass,
     ChangeQueue,
     DelClass,
-    DelClsact,
-    DelFilter,
     DelRoot,
-    SetFilter,
     SetQueue,
 )
-from tlsched.tc.observed import (
-    FILTER_HANDLE,
-    FILTER_PRIO,
-    NAME_GUEST,
-    NAME_OWNER,
-    Filter,
-    Observed,
-    Qdisc,
-)
+from tlsched.tc.observed import Observed, Qdisc
 from tlsched.tc.options import Htb, Mqprio, Options
 from tlsched.tc.tree import INNER_CLASSID, MAJOR_MASK, ROOT_PARENT, HtbClass, Queue, Tree
+from tlsched.tc.u32 import Match
 
 OPEN_BPS = MAX_RATE_BPS
 
 
-def attach_changes(observed: Observed, tree: Tree, *, keep_program: bool) -> list[Change]:
+def attach_changes(
+    observed: Observed, tree: Tree, *, keep_program: bool, u32: tuple[Match, ...] = ()
+) -> list[Change]:
     """What leads from ``observed`` to ``tree`` plus classifier.
 
-    ``keep_program`` says that the classifier that is there, if any, is the right one. Whether a
-    foreign root may be replaced was decided before.
+    ``keep_program`` says that the classifier that is there, if any, is the right one; ``u32`` are
+    the filters that classify in its place. Whether a foreign root may be replaced was decided
+    before.
     """
-    # Adding clsact stops the device for a moment and empties its queues (qdisc_graft calls
-    # dev_deactivate): milliseconds under a busy HTB, next to nothing before it.
-    return [*_classifier_changes(observed, keep_program), *tree_changes(observed, tree)]
+    first = classifying.before_tree(observed, keep_program, u32)
+    changes = tree_changes(observed, tree)
+    return [*first, *changes, *classifying.after_tree(observed, changes, u32)]
 
 
 def detach_changes(observed: Observed) -> list[Change]:
@@ -53,12 +47,7 @@ def detach_changes(observed: Observed) -> list[Change]:
     changes: list[Change] = []
     if observed.has_our_root and observed.root is not None:
         changes.append(DelRoot(observed.root.kind, observed.root.handle))
-    ours = observed.classifier
-    if observed.owns_clsact and all(item.is_ours for item in observed.filters):
-        changes.append(DelClsact())  # and the filter with it
-    elif ours is not None:
-        changes.append(DelFilter(str(ours.name), ours.prio, ours.handle))
-    return changes
+    return [*changes, *classifying.remove_from_egress(observed)]
 
 
 def tree_changes(observed: Observed, tree: Tree) -> list[Change]:
@@ -85,7 +74,7 @@ def _can_be_mended(observed: Observed, root: Qdisc, tree: Tree) -> bool:
     Filters at our root go with it: to delete one takes its chain's number, which a dump by
     pyroute2 lacks.
     """
-    if observed.root_filters or not observed.has_our_root or root.options is None:
+    if observed.foreign_root_filters or not observed.has_our_root or root.options is None:
         return False
     if type(root.options) is not type(tree.root):
         return False
@@ -171,15 +160,3 @@ def _stray_classes(observed: Observed, tree: Tree) -> list[Change]:
     parents = {item.parent for item in stray}
     stray.sort(key=lambda item: item.classid in parents)
     return [DelClass(item.classid) for item in stray]
-
-
-def _classifier_changes(observed: Observed, keep_program: bool) -> list[Change]:
-    ours: Filter | None = observed.classifier
-    if ours is not None:
-        if keep_program:
-            return []
-        return [SetFilter(str(ours.name), ours.prio, ours.handle, ours.program_id)]
-    if not observed.has_clsact:
-        return [SetFilter(NAME_OWNER, FILTER_PRIO, FILTER_HANDLE, add_clsact=True)]
-    name = NAME_OWNER if observed.owns_clsact else NAME_GUEST
-    return [SetFilter(name, FILTER_PRIO, FILTER_HANDLE)]

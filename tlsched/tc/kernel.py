@@ -24,8 +24,8 @@ from tlsched.errors import (
     PermissionMissing,
     TlschedError,
 )
-from tlsched.tc import decode, messages, plugins
-from tlsched.tc.changes import AddRoot, Change, DelFilter, SetFilter, SetQueue
+from tlsched.tc import classifying, decode, messages, plugins
+from tlsched.tc.changes import AddRoot, Change, SetFilter, SetQueue, SetU32
 from tlsched.tc.device import Device, read_device
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
 from tlsched.tc.options import Ets, Htb, Mq, Mqprio, Prio
@@ -121,7 +121,7 @@ class Kernel:
         try:
             self._send(batch)
         except NetlinkError as error:
-            if isinstance(change, SetFilter) and change.add_clsact:
+            if isinstance(change, SetFilter | SetU32) and change.add_clsact:
                 self._take_back(observed.ifindex)
             raise _explain(error, observed.iface, change.describe(), change) from error
 
@@ -134,10 +134,9 @@ class Kernel:
         The kernel goes on with a batch after a message that failed, so where clsact could not be
         added the filter landed on somebody's "ingress".
         """
-        for item in self._filters(ifindex, EGRESS):
-            if item.is_ours:
-                delete = DelFilter(str(item.name), item.prio, item.handle)
-                self._send(messages.encode(delete, ifindex, None))
+        found = Observed("", ifindex, filters=self._filters(ifindex, EGRESS))
+        for delete in classifying.remove_from_egress(found):
+            self._send(messages.encode(delete, ifindex, None))
 
     def _root_filters(self, found: Observed) -> tuple[Filter, ...]:
         """The filters at all qdiscs of our tree that could ask one where a packet goes."""
@@ -206,6 +205,8 @@ def _feature(change: Change | None) -> str | None:
     match change:
         case SetFilter():
             return _FILTER
+        case SetU32():
+            return "u32 or skbedit (CONFIG_NET_CLS_U32, CONFIG_NET_ACT_SKBEDIT)"
         case AddRoot(options=options):
             return f"the qdisc {options.kind} ({_CONFIG[options.kind]})"
         case SetQueue(new=queue):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyroute2.netlink import nlmsg
 from pyroute2.netlink.rtnl import (
     RTM_DELQDISC,
     RTM_DELTCLASS,
@@ -25,14 +26,13 @@ from tlsched.tc import filters
 from tlsched.tc.observed import CLSACT_PARENT, EGRESS
 from tlsched.tc.options import Bfifo, Ets, Htb, Mq, Mqprio, Options, Prio
 from tlsched.tc.tree import ROOT_PARENT, HtbClass, Queue
-from tlsched.tc.u32 import ETH_P_IP, Match
 from tlsched.tc.wire import ADD, DUMP, EDIT, PUT, message
 
 CLSACT_HANDLE = 0xFFFF0000
 LINKLAYER_ETHERNET = 1  # TC_LINKLAYER_ETHERNET: exact lengths, no rate table needed
 DIRECT_PACKETS = 1000  # HTB's own queue while the default class is missing (htb_init)
 LOOPBACK = 1  # LOOPBACK_IFINDEX in every network namespace
-TRIAL_PRIO = {"bpf": 1, "u32": 2, "skbedit": 3}
+TRIAL_PRIO = {"bpf": 1, "u32": 2}
 QOPT_QUEUES = 16  # TC_QOPT_MAX_QUEUE, <linux/pkt_sched.h>
 _HTB_INIT = {
     "version": 3,
@@ -48,14 +48,13 @@ def dump(kind_of: int, ifindex: int, parent: int = 0) -> tcmsg:
     return message(kind_of, DUMP, ifindex, parent=parent)
 
 
-def trial(kind: str) -> list[tcmsg]:
+def trial(kind: str) -> list[nlmsg]:
     """What asks the kernel whether it has a kind, on the loopback device (see probe.py)."""
     match kind:
         case "clsact":
             return [message(RTM_NEWQDISC, PUT, LOOPBACK, CLSACT_HANDLE, CLSACT_PARENT, kind)]
         case "skbedit":
-            match = Match(ETH_P_IP, TRIAL_PRIO[kind], 1, value=0, mask=2**32 - 1, skb_priority=0)
-            return [filters.set_u32(match, LOOPBACK, EGRESS)]
+            return [filters.trial_action(kind)]
         case "bpf" | "u32":
             info = filters.info_of(TRIAL_PRIO[kind])
             return [message(RTM_NEWTFILTER, ADD, LOOPBACK, 0, EGRESS, kind, info=info)]
@@ -64,10 +63,16 @@ def trial(kind: str) -> list[tcmsg]:
 
 def encode(change: ch.Change, ifindex: int, program_fd: int | None) -> list[tcmsg]:
     """The messages that apply ``change``. ``program_fd`` is what SetFilter attaches."""
-    if isinstance(change, ch.SetFilter):
+    if isinstance(change, ch.SetFilter | ch.SetU32):
         clsact = (RTM_NEWQDISC, ADD, ifindex, CLSACT_HANDLE, CLSACT_PARENT, "clsact")
         first = [message(*clsact)] if change.add_clsact else []
-        return [*first, filters.set_bpf(change, ifindex, program_fd)]
+        if isinstance(change, ch.SetFilter):
+            return [*first, filters.set_bpf(change, ifindex, program_fd)]
+        first += [filters.del_u32(place, ifindex, change.parent) for place in change.clears]
+        at = (ifindex, change.parent, change.first_node)
+        return [*first, *(filters.set_u32(match, *at) for match in change.matches)]
+    if isinstance(change, ch.DelU32):
+        return [filters.del_u32(place, ifindex, change.parent) for place in change.clears]
     if isinstance(change, ch.SetQueue):
         old = message(RTM_DELQDISC, EDIT, ifindex, change.new.handle, change.new.parent)
         return [*([old] if change.clear_first else []), _queue(PUT, ifindex, change.new)]

@@ -9,6 +9,7 @@ from tlsched.bands import ROOT_HANDLE
 from tlsched.tc.options import Ets, Htb, Mq, Mqprio, Options, Prio
 from tlsched.tc.strict import is_our_handle, is_root
 from tlsched.tc.tree import DEFAULT_MINOR, INNER_CLASSID, MAJOR_MASK, ROOT_PARENT, HtbClass
+from tlsched.tc.u32 import GUEST_NODE, NODE_MASK, NUMBER_MASK, OWNER_NODE, PRIOS, Match
 
 EGRESS = 0xFFFFFFF3  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS), <linux/pkt_sched.h>
 INGRESS = 0xFFFFFFF2
@@ -58,7 +59,10 @@ class Qdisc:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One filter at clsact. ``program_id`` and ``tag`` are those of a bpf filter's program."""
+    """One filter. ``program_id`` and ``tag`` are those of a bpf filter's program.
+
+    ``match`` is that of a u32 filter of ours.
+    """
 
     parent: int
     kind: str
@@ -67,10 +71,21 @@ class Filter:
     name: str | None = None
     program_id: int | None = None
     tag: str | None = None
+    protocol: int = 0
+    match: Match | None = None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is no filter but a hash table of u32's, which a dump has beside them."""
+        return self.kind == "u32" and self.handle & NODE_MASK == 0
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is the classifier that attach put there."""
+        """Whether it is the classifier that attach put there, or a part of it."""
+        if self.kind == "u32":
+            node = self.handle & NODE_MASK & ~NUMBER_MASK
+            ours = self.is_table or node in (OWNER_NODE, GUEST_NODE)
+            return ours and self.prio in PRIOS and self.parent in (EGRESS, ROOT_HANDLE)
         place = (self.parent, self.kind, self.prio, self.handle)
         return place == (EGRESS, "bpf", FILTER_PRIO, FILTER_HANDLE) and self.name in (
             NAME_OWNER,
@@ -82,7 +97,7 @@ class Filter:
 class Observed:
     """All that tlsched looks at on one interface, read at one time.
 
-    ``filters`` are those at clsact, ``root_filters`` those at our root, where none should be.
+    ``filters`` are those at clsact, ``root_filters`` those at our tree, where only u32 may be ours.
     ``tx_queues`` is how many transmit queues the device uses; it is read for an mq only.
     """
 
@@ -151,10 +166,8 @@ class Observed:
     @property
     def foreign_classifier(self) -> Filter | None:
         """Somebody else's filter where ours would go."""
-        if self.classifier is not None:
-            return None
-        there = (item for item in self.filters if item.parent == EGRESS)
-        return next((item for item in there if item.prio == FILTER_PRIO), None)
+        there = [item for item in self.filters if item.parent == EGRESS and item.prio in PRIOS]
+        return next((item for item in there if not (item.is_ours or item.is_table)), None)
 
     @property
     def classifier(self) -> Filter | None:
@@ -164,7 +177,24 @@ class Observed:
     @property
     def carries_ours(self) -> bool:
         """Whether anything on the interface is tlsched's."""
-        return self.has_our_root or self.classifier is not None
+        return self.has_our_root or self.classifier is not None or bool(self.u32)
+
+    @property
+    def u32(self) -> tuple[Filter, ...]:
+        """Our u32 filters, at clsact egress or at our HTB."""
+        every = (*self.filters, *self.root_filters)
+        return tuple(
+            item for item in every if item.kind == "u32" and item.is_ours and not item.is_table
+        )
+
+    def u32_at(self, parent: int) -> tuple[Filter, ...]:
+        """Those of our u32 filters that are at ``parent``."""
+        return tuple(item for item in self.u32 if item.parent == parent)
+
+    @property
+    def foreign_root_filters(self) -> tuple[Filter, ...]:
+        """Filters at our tree that send packets past the classifier."""
+        return tuple(item for item in self.root_filters if not item.is_ours)
 
     @property
     def owns_clsact(self) -> bool:
@@ -178,6 +208,9 @@ class Observed:
             return False
         if self.classifier is not None:
             return self.classifier.name == NAME_OWNER
+        at_egress = self.u32_at(EGRESS)
+        if at_egress:
+            return all(item.handle & NODE_MASK & ~NUMBER_MASK == OWNER_NODE for item in at_egress)
         return self.has_our_root and not self.filters
 
     def under(self, above: Qdisc) -> list[Qdisc]:

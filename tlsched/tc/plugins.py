@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pyroute2.netlink import NLA_F_NESTED, nla
-from pyroute2.netlink.rtnl.tcmsg import plugins, sched_bpf
+from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
+from pyroute2.netlink.rtnl.tcmsg import cls_u32, plugins, sched_bpf
+from pyroute2.netlink.rtnl.tcmsg.common_act import tca_act_prio
 
 
 class _Bfifo(nla):  # type: ignore[misc]  # pyroute2 ships no types
@@ -72,6 +73,22 @@ class _Bpf(sched_bpf.options):  # type: ignore[misc]  # pyroute2 ships no types
     )
 
 
+class _U32(cls_u32.options):  # type: ignore[misc]  # pyroute2 ships no types
+    """A u32 filter's options with its selector as bytes: pyroute2 reads keys four bytes early."""
+
+    nla_map = tuple(
+        (name, "cdata" if name == "TCA_U32_SEL" else form) for name, form in cls_u32.options.nla_map
+    )
+
+
+class ActionMessage(nlmsg):  # type: ignore[misc]  # pyroute2 ships no types
+    """struct tcamsg, with the actions that a request is about (<linux/rtnetlink.h>)."""
+
+    fields = (("family", "B"), ("pad1", "B"), ("pad2", "H"))
+    nla_map = (("TCA_ROOT_UNSPEC", "none"), ("TCA_ROOT_TAB", "tca_act_prio"))
+    tca_act_prio = tca_act_prio
+
+
 _OURS = {"bfifo": _Bfifo, "ets": _Ets, "mq": _Nothing, "mqprio": _Mqprio}
 
 
@@ -79,6 +96,7 @@ def register() -> None:
     """Teach pyroute2 the kinds it lacks, and to decode a filter's program id and tag."""
     for kind, options in _OURS.items():
         plugins.setdefault(kind, SimpleNamespace(options=options))
+    plugins["u32"] = SimpleNamespace(**{**vars(cls_u32), "options": _U32})
     plugins["bpf"] = SimpleNamespace(**{**vars(sched_bpf), "options": _Bpf})
 
 

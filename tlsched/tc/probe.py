@@ -5,7 +5,7 @@ kind says what is wrong; one that lacks it says ENOENT before it looks any furth
 in net/sched/sch_api.c). So nothing comes to be; and asking loads the module, if there is one.
 Filters are only looked up where a qdisc holds them, so these are made for real, in a network
 namespace of its own that goes with the thread. Where CAP_SYS_ADMIN is missing there is none:
-the qdiscs are then asked on the loopback device, and the rest is taken to be there.
+the qdiscs are then asked on the loopback device, and the filters are taken to be there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tlsched.tc import messages, plugins
 
 CLONE_NEWNET = 0x40000000  # <sched.h>
 # What is made for real; clsact holds the filters.
-_IN_A_NAMESPACE = ("bfifo", "clsact", "bpf", "u32", "skbedit")
+_IN_A_NAMESPACE = ("bfifo", "clsact", "bpf", "u32")
 
 
 @dataclass(frozen=True, slots=True)

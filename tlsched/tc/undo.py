@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tlsched.tc.changes import Change, DelClsact, DelFilter, DelRoot, SetFilter
+from tlsched.bands import ROOT_HANDLE
+from tlsched.tc.changes import AddRoot, Change, DelClsact, DelFilter, DelRoot, SetFilter, SetU32
+from tlsched.tc.classifying import matches_of, node_of, places, remove_u32
 from tlsched.tc.diff import tree_changes
-from tlsched.tc.observed import Observed, Qdisc
+from tlsched.tc.observed import EGRESS, Observed, Qdisc
 from tlsched.tc.tree import INNER_CLASSID, Queue, Tree
 
 
@@ -20,10 +22,16 @@ def undo_changes(before: Observed, now: Observed) -> list[Change]:
     changes: list[Change] = []
     if before.has_our_root:
         # Filters at the root are not ours to delete when nothing is to change.
-        changes += tree_changes(replace(now, root_filters=()), _tree_as_it_was(before))
+        ours = tuple(item for item in now.root_filters if item.is_ours)
+        changes += tree_changes(replace(now, root_filters=ours), _tree_as_it_was(before))
     elif now.has_our_root and now.root is not None:
         changes.append(DelRoot(now.root.kind, now.root.handle))
-    return [*changes, *_undo_classifier(before, now)]
+    classifier = [*_undo_classifier(before, now), *_undo_u32(before, now, EGRESS)]
+    if not before.has_our_root:
+        return [*changes, *classifier]
+    if any(isinstance(change, AddRoot) for change in changes):
+        now = replace(now, root_filters=())
+    return [*changes, *classifier, *_undo_u32(before, now, ROOT_HANDLE)]
 
 
 def _tree_as_it_was(before: Observed) -> Tree:
@@ -52,3 +60,14 @@ def _undo_classifier(before: Observed, now: Observed) -> list[Change]:
         return []
     replaced = None if new is None else new.program_id
     return [SetFilter(str(old.name), old.prio, old.handle, replaced, not now.has_clsact)]
+
+
+def _undo_u32(before: Observed, now: Observed, parent: int) -> list[Change]:
+    old, new = before.u32_at(parent), now.u32_at(parent)
+    if matches_of(old) == matches_of(new):
+        return []
+    if old:
+        add = parent == EGRESS and not now.has_clsact
+        return [SetU32(parent, matches_of(old), node_of(old), add, places(now, new))]
+    gone = now.has_clsact and not before.has_clsact and all(f.is_ours for f in now.filters)
+    return [] if gone and parent == EGRESS else remove_u32(now, parent)
