@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import bucket, classifier, host, overhead, record, shaping
+from bench import attach, bucket, classifier, host, overhead, record, shaping
 from bench import step as step_bench
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -38,6 +38,14 @@ def host_command(rounds: Rounds = 5, json_file: Json = None) -> None:
     rows = host.measure(rounds)
     _show("commands, seconds", ("command",), "seconds", rows, "{:.2f}")
     record.save(json_file, "host", rows)
+
+
+@app.command("attach")
+def attach_command(rounds: Rounds = 10, json_file: Json = None) -> None:
+    """Milliseconds for which a busy link stands still while it is attached or detached."""
+    rows = attach.measure(rounds)
+    _show("attach, longest stop in ms", ("command",), "ms", rows, "{:.1f}")
+    record.save(json_file, "attach", rows)
 
 
 @app.command("shaping")
@@ -87,6 +95,7 @@ def all_command(
     """Everything, with the results as JSON: about eight minutes."""
     classifier_command(json_file=out / "classifier.json")
     host_command(json_file=out / "host.json")
+    attach_command(json_file=out / "attach.json")
     shaping_command(json_file=out / "shaping.json")
     bucket_command(json_file=out / "bucket.json")
     overhead_command(json_file=out / "overhead.json")

@@ -46,16 +46,15 @@ def attach_options(
     check_iface(iface)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     if config is None:
-        return _options(iface, _parsed(given), "give --rate 10gbit")
+        return _options(iface, _parsed(given))
     document = _read(config)
     where = f"{config}, {section_title(iface)}"
     from_file = _defaults(document, config) | _section(document, config, iface)
     merged = from_file | _parsed(given)
-    lacks = f'write rate = "10gbit" under {section_title(iface)} in {config}, or give --rate'
     if not given:  # then whatever is wrong, is wrong in the file
         with _named(where):
-            return _options(iface, merged, lacks)
-    return _options(iface, merged, lacks)
+            return _options(iface, merged)
+    return _options(iface, merged)
 
 
 def section_title(iface: str) -> str:
@@ -64,10 +63,8 @@ def section_title(iface: str) -> str:
     return f"[link.{iface}]" if bare else f'[link."{iface}"]'
 
 
-def _options(iface: str, values: Mapping[str, Any], lacks_rate: str) -> AttachOptions:
+def _options(iface: str, values: Mapping[str, Any]) -> AttachOptions:
     """What parsed values amount to; LinkSettings checks them against each other."""
-    if "rate" not in values:
-        raise ConfigError(f"the rate of {iface} is not given", hint=lacks_rate)
     fields = {field: values[key] for key, field in _FIELDS.items() if key in values}
     trust = {key.removeprefix(TRUST): v for key, v in values.items() if key.startswith(TRUST)}
     settings = LinkSettings(iface, trust=make_trust(**trust), **fields)
@@ -156,6 +153,12 @@ def _rate(key: str, value: Any) -> int:
     raise _wrong(key, value, '"10gbit" or bits per second')
 
 
+def _word(key: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise _wrong(key, value, 'a word such as "auto"')
+
+
 def _number(key: str, value: Any) -> float:
     if type(value) in (int, float):
         return float(value)
@@ -190,6 +193,8 @@ def _wrong(key: str, value: Any, wanted: str) -> ConfigError:
 KEYS: dict[str, Callable[[str, Any], Any]] = {
     "rate": _rate,
     "share": _number,
+    "qdisc": _word,
+    "classifier": _word,
     "dscps": _dscps,
     "replace_root": _switch,
     "trust.cgroups": _list,
@@ -197,4 +202,10 @@ KEYS: dict[str, Callable[[str, Any], Any]] = {
     "trust.sources": _list,
 }
 # Which field of LinkSettings a key sets.
-_FIELDS = {"rate": "rate_bps", "share": "default_share", "dscps": "dscps"}
+_FIELDS = {
+    "rate": "rate_bps",
+    "share": "default_share",
+    "dscps": "dscps",
+    "qdisc": "qdisc",
+    "classifier": "classifier",
+}
