@@ -106,11 +106,11 @@ def test_mistakes_are_refused_with_file_and_section(file: Path, section: str, wo
     assert said.startswith(f"{file}, [link.eth0]: ")
 
 
-def test_the_rate_may_not_be_left_out(file: Path) -> None:
-    file.write_text("[link.eth0]\n")
-    assert f'write rate = "10gbit" under [link.eth0] in {file}' in refused(file)
-    with pytest.raises(ConfigError, match="the rate of eth0 is not given"):
-        attach_options("eth0", None, {})
+def test_the_rate_may_be_left_out(file: Path) -> None:
+    file.write_text('[link.eth0]\nqdisc = "prio"\nclassifier = "u32"\nshare = 0\n')
+    settings = attach_options("eth0", file).settings
+    assert (settings.rate_bps, settings.qdisc, settings.classifier) == (None, "prio", "u32")
+    assert attach_options("eth0", None, {}).settings.rate_bps is None
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,11 @@ from tlsched.tc.changes import Change
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.stock_kernel,
+    pytest.mark.usefixtures("compiled_once"),
+]
 Make = Callable[[], Namespace]
 
 

@@ -14,7 +14,11 @@ from tests.netns import Namespace
 from tests.tc.traffic import mark
 from tlsched.bands import all_bands
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.stock_kernel,
+    pytest.mark.usefixtures("compiled_once"),
+]
 Make = Callable[[], Namespace]
 SO_SNDBUFFORCE = 32  # <asm-generic/socket.h>
 LANES = all_bands()[:-1]

@@ -19,7 +19,11 @@ from tlsched.errors import FeatureMissing, ForeignQdisc, HostError
 from tlsched.tc.implied import implied_tree
 from tlsched.tc.kernel import Kernel
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.stock_kernel,
+    pytest.mark.usefixtures("compiled_once"),
+]
 Make = Callable[[], Namespace]
 each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -207,18 +211,6 @@ def test_a_device_that_takes_all_at_once_is_named(make_netns: Make) -> None:
     assert any("give --rate" in note for note in attach(host, DEV, rate=None).notes)
 
 
-def test_a_kernel_with_htb_alone_asks_for_a_rate(make_netns: Make) -> None:
-    from tests.kernel.trees import features
-
-    if features().ets or features().prio:
-        pytest.skip("kernel lacks nothing: this is about one without ets and prio")
-    host, _ = link_for(KINDS["htb"], make_netns)
-    before = snapshot(host, DEV)
-    with pytest.raises(FeatureMissing, match="give --rate"):
-        attach(host, DEV, rate=None)
-    assert snapshot(host, DEV) == before
-
-
 def test_a_card_without_traffic_classes_is_named(make_netns: Make) -> None:
     host, _ = link_for(Kind("mqprio", ("mqprio",), 8), make_netns)
     before = snapshot(host, DEV)
@@ -238,3 +230,15 @@ def test_the_loopback_device_is_refused(make_netns: Make) -> None:
     for rate in ("1gbit", None):
         with pytest.raises(HostError, match="loopback"):
             attach(host, "lo", rate=rate)
+
+
+def test_a_bond_names_its_slaves(make_netns: Make) -> None:
+    host, _ = link_for(KINDS["htb"], make_netns)
+    if host.run("ip", "link", "add", "bond0", "type", "bond", check=False).returncode:
+        pytest.skip("kernel lacks bond devices")
+    host.run("ip", "link", "set", DEV, "down")
+    host.run("ip", "link", "set", DEV, "master", "bond0")
+    with pytest.raises(HostError, match=f"each of its slaves: {DEV}"):
+        attach(host, "bond0")
+    attach(host, DEV)
+    assert state(host, DEV) == "attached"

@@ -16,7 +16,11 @@ from tlsched.ebpf import program
 from tlsched.errors import ConfigError, FeatureMissing, ForeignQdisc
 from tlsched.trust import make_trust
 
-pytestmark = [pytest.mark.root, pytest.mark.usefixtures("compiled_once")]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.stock_kernel,
+    pytest.mark.usefixtures("compiled_once"),
+]
 Make = Callable[[], Namespace]
 LANES = all_bands()[:-1]
 OTHER = (46, 32, 24, 16, 12, 8)
