@@ -171,8 +171,8 @@ class Observed:
 
     @property
     def classifier(self) -> Filter | None:
-        """Our filter, if it is there."""
-        return next((item for item in self.filters if item.is_ours), None)
+        """Our bpf filter, if it is there."""
+        return next((item for item in self.filters if item.kind == "bpf" and item.is_ours), None)
 
     @property
     def carries_ours(self) -> bool:
