@@ -21,12 +21,19 @@ from tests.kernel.claims import checksum
 from tests.netns import Namespace, Pair
 from tlsched.bands import DEFAULT_BAND, all_bands, lane_bands
 from tlsched.ebpf import program, trustmaps
-from tlsched.tc.kernel import has_ethernet_header
+from tlsched.tc.kernel import Kernel, interface_index
 from tlsched.trust import make_trust
 
 pytestmark = pytest.mark.root
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+
+
+def has_ethernet_header(dev: str) -> bool:
+    with Kernel() as kernel:
+        return kernel.device(interface_index(dev)).has_ethernet_header
+
+
 TAGGINGS = pytest.mark.parametrize(
     "tags",
     [(), (VLAN,), (SERVICE_VLAN,), (SERVICE_VLAN, VLAN), (VLAN, VLAN)],

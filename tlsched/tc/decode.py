@@ -51,10 +51,11 @@ def _options(kind: str, options: Any) -> Options | None:
 
 
 def _ets(options: Any) -> Ets:
-    # The dump has a quantum for every band, 0 for the strict ones (ets_qdisc_dump).
-    quanta = tuple(options.get_attr("TCA_ETS_QUANTA").get_attrs("TCA_ETS_QUANTA_BAND"))
+    strict = options.get_attr("TCA_ETS_NSTRICT") or 0
+    shared = options.get_attr("TCA_ETS_QUANTA")  # none without a band that shares
+    quanta = () if shared is None else tuple(shared.get_attrs("TCA_ETS_QUANTA_BAND"))
     priomap = tuple(options.get_attr("TCA_ETS_PRIOMAP").get_attrs("TCA_ETS_PRIOMAP_BAND"))
-    return Ets(options.get_attr("TCA_ETS_NSTRICT") or 0, quanta, priomap)
+    return Ets(strict, (0,) * strict + quanta, priomap)
 
 
 def _mqprio(options: Any) -> Mqprio:
