@@ -18,6 +18,9 @@ import torch
 class Listener(Protocol):
     """A training context, as seen from here."""
 
+    def backward_began(self) -> None:
+        """The outermost backward begins."""
+
     def backward_ended(self) -> None:
         """The outermost backward has returned."""
 
@@ -52,7 +55,9 @@ def unwatch(listener: Listener) -> None:
 def _watched(original: Any) -> Any:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        _go(1)
+        if _go(1) == 1:
+            for listener in list(_listeners.values()):
+                listener.backward_began()
         try:
             result = original(*args, **kwargs)
         except BaseException:

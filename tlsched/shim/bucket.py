@@ -139,6 +139,11 @@ class Bucket:
             self.views[index].add_(gradient)
 
     @property
+    def bytes(self) -> int:
+        """What its all-reduce sums."""
+        return self.flat.numel() * self.flat.element_size()
+
+    @property
     def everywhere_used(self) -> bool:
         """Whether this rank produced a gradient for each parameter in the last backward."""
         return all(self.filled)

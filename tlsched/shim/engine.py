@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from tlsched.errors import TrainingError
-from tlsched.planning.plan import make_plan
-from tlsched.planning.policies import in_one_order, make_policy
+from tlsched.planning.plan import Plan, make_plan
+from tlsched.planning.policies import Policy, in_one_order, make_policy
+from tlsched.planning.profile import Profile
 from tlsched.shim import compiled, learning, membership, reads
 from tlsched.shim.accumulation import Hook
 from tlsched.shim.agreement import Agreement
@@ -26,6 +27,7 @@ from tlsched.shim.gradients import Gradients
 from tlsched.shim.guards import Readers, guard_modules
 from tlsched.shim.lanes import Lane
 from tlsched.shim.optimizer import DeferredOptimizer
+from tlsched.shim.replanning import Replanner
 from tlsched.shim.sparse import SparseGradients, sparse_parameters
 from tlsched.shim.trace import Trace
 
@@ -53,7 +55,8 @@ class Engine:
     ) -> None:
         self.model = model
         self.say = say
-        self.trace = trace
+        self._given_trace = trace
+        self._replanner: Replanner | None = None
         self.strict = strict
         self.steps: dict[DeferredOptimizer, int] = {}
         self.eager: list[Bucket] = []
@@ -99,6 +102,16 @@ class Engine:
     def learning(self) -> bool:
         """Whether all is synchronous still."""
         return self._readers is not None
+
+    @property
+    def trace(self) -> Trace | None:
+        """Where times are noted, if somebody wants them just now."""
+        return self._given_trace if self._replanner is None else self._replanner.trace
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile that the plan in force was made from, if it was measured."""
+        return None if self._replanner is None else self._replanner.profile
 
     @property
     def place(self) -> Mapping[Parameter, tuple[Bucket, int]]:
@@ -167,9 +180,27 @@ class Engine:
             self.flush()
         else:
             self.gradients.settle(self.eager)
+            self._replan()
+
+    def _replan(self) -> None:
+        """Take the lanes that were chosen anew, if they were."""
+        if self._replanner is None:
+            return
+        gradients = self.gradients
+        plan = self._replanner.after_step(gradients.policy.plan, gradients.buckets)
+        gradients.trace = self.trace
+        if plan is not None:
+            gradients.follow(self._policy(plan))
+
+    def backward_began(self) -> None:
+        """See :class:`tlsched.shim.backward.Listener`."""
+        if self.trace is not None:
+            self.trace.backward_began()
 
     def backward_ended(self) -> None:
         """See :class:`tlsched.shim.backward.Listener`."""
+        if self.trace is not None:
+            self.trace.backward_ended()
         if self.gradients.round_open:
             self.gradients.close_round()
             self.after_backward()
@@ -231,6 +262,7 @@ class Engine:
         self.sparse.attach(self.gradients)
         self._joining = membership.watch(frozen, self._on_joining)
         self.eager = []
+        self._replanner = None
         self._readers: Readers | None = Readers(self.model, self._names)
 
     def _start_readers(self) -> None:
@@ -290,9 +322,8 @@ class Engine:
         plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
         membership.refuse_different(mine, plan)
         self._agreement.require_same("plan", [plan.digest()])
-        policy = make_policy(self._policy_name, plan)
         self.gradients = self._new_gradients(
-            in_one_order(policy) if self._lanes[0].transport.one_order else policy,
+            self._policy(plan),
             learning=False,
             firings=firings,
             trace=self.trace,
@@ -300,11 +331,21 @@ class Engine:
         )
         self.sparse.attach(self.gradients)
         self.gradients.enabled = learned.enabled
+        if self.gradients.policy.lane_count > 1:
+            self._replanner = Replanner(
+                self._agreement,
+                self._given_trace,
+                hold_back=not self._lanes[0].transport.one_order,
+            )
         needs, self.eager = learning.needs(self.model, watched, self.gradients)
         self._guards = [
             *guard_modules(self.model, needs, self._wait_for),
             *compiled.guard(self.model, needs, self._wait_for),
         ]
+
+    def _policy(self, plan: Plan) -> Policy:
+        policy = make_policy(self._policy_name, plan)
+        return in_one_order(policy) if self._lanes[0].transport.one_order else policy
 
     def _take_guards(self) -> None:
         for guard in self._guards:
@@ -316,4 +357,7 @@ class Engine:
             if self.trace is not None:
                 self.trace.needed(bucket.index)
             if bucket.pending:
+                before_s = bucket.waited_s
                 bucket.settle()
+                if self.trace is not None:
+                    self.trace.waited(bucket.waited_s - before_s)

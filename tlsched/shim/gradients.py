@@ -84,7 +84,7 @@ class Gradients:
         self._timeout_s = timeout_s
         self._watcher = watcher
         self._sparse = sparse
-        self._trace = trace
+        self.trace = trace
         self._round_open = False
         self._failed = False
         self._fired: dict[str, int] = {}
@@ -123,6 +123,12 @@ class Gradients:
             bucket.serve(index, plan.lane, self._wait, self._watcher.read_late)
             bucket.adopt(released)
             yield bucket
+
+    def follow(self, policy: Policy) -> None:
+        """Go by ``policy``, whose plan has the same buckets, from the next round on."""
+        self.policy = policy
+        for bucket, planned in zip(self.buckets, policy.plan.buckets, strict=True):
+            bucket.lane = planned.lane
 
     def close(self) -> None:
         """Take the hooks away and leave ordinary tensors in ``p.grad``."""
@@ -175,6 +181,7 @@ class Gradients:
                 bucket = self.buckets[index]
                 if not bucket.launched:
                     bucket.fill_rest()
+                    self._note_ready(bucket)
                     self._launch(self.policy.complete(index))
             for index in self.policy.plan.launch_order:
                 if index in self._late:
@@ -238,6 +245,7 @@ class Gradients:
         elif bucket.launched:
             self._late.add(bucket.index)
         elif fired >= self.firings.get(name, 1) and bucket.fill(index):
+            self._note_ready(bucket)
             self._launch(self.policy.complete(bucket.index))
 
     def _check(self, parameter: Parameter, name: str) -> None:
@@ -291,8 +299,12 @@ class Gradients:
 
     def _start(self, bucket: Bucket) -> None:
         bucket.launch(self._lanes[bucket.lane].all_reduce)
-        if self._trace is not None and bucket.work is not None:
-            self._trace.ready(bucket.index, bucket.work.get_future())
+        if self.trace is not None and bucket.work is not None:
+            self.trace.launched(bucket.index, bucket.work.get_future())
+
+    def _note_ready(self, bucket: Bucket) -> None:
+        if self.trace is not None:
+            self.trace.ready(bucket.index)
 
     def _wait(self, bucket: Bucket, work: Reduction) -> None:
         try:

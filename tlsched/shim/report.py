@@ -23,7 +23,7 @@ def rows(engine: Engine) -> list[dict[str, Any]]:
         {
             "bucket": bucket.index,
             "lane": bucket.lane,
-            "bytes": bucket.flat.numel() * bucket.flat.element_size(),
+            "bytes": bucket.bytes,
             "parameters": list(bucket.names),
             "waited_s": bucket.waited_s,
             "why": _why(engine, bucket),

@@ -27,6 +27,7 @@ from tlsched.bands import DEFAULT_DSCPS, lane_bands
 from tlsched.errors import CommunicationError, ConfigError, TrainingError
 from tlsched.planning.plan import Plan
 from tlsched.planning.policies import make_policy
+from tlsched.planning.profile import Profile
 from tlsched.shim import backward, membership, reads, report
 from tlsched.shim.agreement import Agreement, model_signature
 from tlsched.shim.backends import choose_backend
@@ -180,6 +181,11 @@ class Run:
     def plan(self) -> Plan:
         """Bucket to lane, as it is in force."""
         return self._opened().gradients.policy.plan
+
+    @property
+    def profile(self) -> Profile | None:
+        """What was measured of the model, for ``run.profile.save(path)``; None until it is."""
+        return self._opened().profile
 
     @property
     def learning(self) -> bool:

@@ -1,0 +1,75 @@
+"""Lanes chosen anew from what a training run measures, on all ranks at the same step.
+
+The first plan knows sizes only. After a few overlapped iterations all ranks tell each other what
+they measured, take the slowest of each time, and choose the lanes by simulated time. Now and then
+they measure again, and choose again when the network's speed has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from tlsched.planning.fabric import Fabric
+from tlsched.planning.lanes import choose_lanes
+from tlsched.planning.plan import Plan
+from tlsched.planning.profile import Profile, slowest_profile
+from tlsched.shim.agreement import Agreement
+from tlsched.shim.bucket import Bucket
+from tlsched.shim.profiling import measured_profile, seconds_a_byte
+from tlsched.shim.trace import Trace
+
+SKIPPED = 2  # overlapped iterations that still begin with what came before
+MEASURED = 5
+PERIOD = 200  # iterations between two measurements
+MOVED = 0.2  # of the network's speed: a change that is worth another plan
+
+
+class Replanner:
+    """Tells after each step() whether there is a new plan.
+
+    ``trace`` records while a measurement is on, and is None otherwise unless it was given.
+    """
+
+    def __init__(self, agreement: Agreement, trace: Trace | None, *, hold_back: bool) -> None:
+        self.profile: Profile | None = None
+        self._agreement = agreement
+        self._given = trace
+        self._hold_back = hold_back
+        self._seconds_a_byte: float | None = None
+        self._steps = 0
+        self._begin = SKIPPED
+        self.trace = trace
+
+    def after_step(self, plan: Plan, buckets: Sequence[Bucket]) -> Plan | None:
+        """A new plan for ``buckets``, or None. All ranks must ask at the same steps."""
+        self._steps += 1
+        if self._steps == self._begin:
+            self.trace = self._given or Trace()
+        if self.trace is None or self._steps < self._begin + MEASURED:
+            return None
+        measured, self.trace = self.trace, self._given
+        self._begin = self._steps + PERIOD
+        return self._choose(measured, plan, buckets)
+
+    def _choose(self, trace: Trace, plan: Plan, buckets: Sequence[Bucket]) -> Plan | None:
+        done = len(trace.iterations) - 1  # the current one has only begun
+        recent = list(islice(trace.iterations, max(0, done - MEASURED), done))
+        mine = measured_profile(recent, buckets), seconds_a_byte(recent, buckets)
+        everyone = self._agreement.gather("profile", mine)
+        profiles = [profile for profile, _ in everyone if profile is not None]
+        speeds = [seconds for _, seconds in everyone if seconds]
+        if len(profiles) < len(everyone) or len(speeds) < len(everyone):
+            return None  # not one forward and one backward an iteration: the sizes must do
+        before, now = self._seconds_a_byte, max(speeds)
+        if before is not None and abs(now - before) <= MOVED * before:
+            return None
+        self.profile, self._seconds_a_byte = slowest_profile(profiles), now
+        hosts = Fabric(self._agreement.size, 1.0)
+        fabric = replace(hosts, rate_bps=8 * hosts.loads[0] / now)
+        chosen = choose_lanes(self.profile, fabric, hold_back=self._hold_back)
+        # Ranks may run on different processors: floating point may choose differently.
+        lanes, order = self._agreement.from_rank_0("lanes", (chosen.lanes, chosen.launch_order))
+        planned = zip(plan.buckets, lanes, strict=True)
+        return Plan(tuple(replace(bucket, lane=lane) for bucket, lane in planned), order)
