@@ -8,11 +8,35 @@ from dataclasses import replace
 import pytest
 
 from tlsched.bands import DEFAULT_DSCPS
-from tlsched.doctor import dcb, grain, queues
+from tlsched.doctor import dcb, features, grain, queues
 from tlsched.doctor.links import Link
 from tlsched.netlink import attribute, attributes
+from tlsched.tc.probe import KernelFeatures
 
 LINK = Link("eth0", 2, None, None, is_loopback=False, is_up=True, gso_max_bytes=65536)
+FULL = KernelFeatures(**dict.fromkeys(KernelFeatures.__dataclass_fields__, True))
+
+
+def test_a_full_kernel_has_nothing_to_complain_of() -> None:
+    assert [finding.level for finding in features.judge(FULL)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "level", "words"),
+    [
+        (["clsact"], "blocker", "clsact"),
+        (["bfifo"], "blocker", "bfifo"),
+        (["htb"], "warning", "no link can have a --rate"),
+        (["htb", "ets", "prio"], "blocker", "htb, ets and prio"),
+        (["ets", "prio"], "note", "shaped to a rate"),
+        (["bpf"], "warning", "the bpf filter"),
+        (["bpf", "u32"], "blocker", "the bpf filter"),
+    ],
+)
+def test_what_a_kernel_lacks(lacking: list[str], level: str, words: str) -> None:
+    found = list(features.judge(replace(FULL, **dict.fromkeys(lacking, False))))
+    assert [(item.level, words in item.what) for item in found[:-1]] == [(level, True)]
+    assert found[0].remedy
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tlsched.doctor.links import Link, read_links
 from tlsched.ebpf import compiler, libbpf
 from tlsched.tc.changes import SetFilter
 from tlsched.tc.kernel import Kernel
+from tlsched.tc.probe import probe
 
 pytestmark = pytest.mark.root
 
@@ -113,8 +115,6 @@ def test_without_a_capability_it_says_what_it_could_not_do(netns_pair: Pair) -> 
     assert "CAP_NET_ADMIN is missing" in done.stdout
     assert "CAP_BPF is missing" in done.stdout
     assert "whether the kernel loads the classifier could not be tried" in done.stdout
-    # /sys shows the machine's own namespace, and its eth0 is not this one.
-    assert "its queues could not be looked at" in done.stdout
 
 
 def test_bad_input(netns_pair: Pair) -> None:
@@ -261,6 +261,33 @@ def test_queues_are_those_of_this_namespace(netns_pair: Pair) -> None:
     assert finding.what.startswith("4 transmit queues")
     found = doctor(host, dev, "1gbit")
     assert not [item for item in found if "transmit queues" in item.what]
+
+
+def test_without_privilege_sysfs_of_another_namespace_is_not_taken(netns_pair: Pair) -> None:
+    """/sys shows the machine's own namespace, and its eth0 is not this one."""
+    code = """
+from tlsched.doctor import sysfs
+with sysfs.of_this_namespace() as files:
+    print(files)
+"""
+    done = netns_pair.a.run(*NO_CAPABILITY, sys.executable, "-c", code)
+    assert done.stdout == "None\n"
+
+
+def test_a_rate_is_asked_for_where_nothing_works_without(netns_pair: Pair) -> None:
+    kernel = netns_pair.a.call(probe)
+    asked = [item for item in doctor(netns_pair.a, netns_pair.a.dev) if "no speed of" in item.what]
+    wanted = [] if kernel.ets or kernel.prio else [("warning", "give --rate")]
+    assert [(item.level, item.remedy) for item in asked] == wanted
+
+
+def test_the_loopback_is_no_place(netns_pair: Pair) -> None:
+    assert of_link(doctor(netns_pair.a, "lo"), "loopback").level == "blocker"
+
+
+def test_what_the_kernel_has_is_said(netns_pair: Pair) -> None:
+    found = [item.what for item in doctor(netns_pair.a, netns_pair.a.dev, "1gbit")]
+    assert any(what.startswith("the kernel has htb") for what in found)
 
 
 def test_a_device_on_top_of_another_is_the_wrong_place(netns_pair: Pair) -> None:

@@ -14,6 +14,7 @@ from tlsched.doctor import (
     cgroups,
     classifier,
     dcb,
+    features,
     grain,
     managers,
     placement,
@@ -41,6 +42,7 @@ def examine(iface: str | None = None, rate_bps: int | None = None) -> list[Findi
     links = _chosen(iface)
     found = [
         *privileges.findings(),
+        *features.findings(),
         *classifier.findings(),
         *cgroups.findings(),
     ]
@@ -66,20 +68,21 @@ def _chosen(iface: str | None) -> list[Link]:
 def _about(
     link: Link, kernel: Kernel, files: sysfs.Sysfs | None, rate_bps: int | None, can_attach: bool
 ) -> list[Finding]:
+    device = kernel.device(link.ifindex)
+    now = _status(link)
+    used_bps = rate_bps or (now.rate_bps if now else None)
+    dscps = [band.dscp for band in now.bands if band.dscp is not None] if now else []
     found = [
         *placement.findings(link),
         *managers.findings(link),
         *programs.findings(link, kernel.read(link.iface)),
-        *queues.findings(link, files),
+        *queues.findings(link, device.tx_queues, files),
+        *attached.findings(now),
+        *grain.findings(link, used_bps, device.speed_bps),
+        *dcb.findings(link, dscps or DEFAULT_DSCPS),
     ]
-    now = _status(link)
-    found += attached.findings(now)
-    used_bps = rate_bps or (now.rate_bps if now else None)
-    found += grain.findings(link, used_bps, _speed_bps(link, files))
-    dscps = [band.dscp for band in now.bands if band.dscp is not None] if now else []
-    found += dcb.findings(link, dscps or DEFAULT_DSCPS)
     if can_attach:
-        found.append(rehearsal.finding(link.iface, used_bps))
+        found += rehearsal.findings(link.iface, used_bps)
     return found
 
 
@@ -90,9 +93,3 @@ def _status(link: Link) -> LinkStatus | None:
     except PermissionMissing:
         return None
     return status
-
-
-def _speed_bps(link: Link, files: sysfs.Sysfs | None) -> int | None:
-    """Its speed; what devices made in software say (a veth 10 Gbit/s) is nobody's."""
-    text = files.text(f"class/net/{link.iface}/speed") if files and link.is_physical else None
-    return int(text) * 1_000_000 if text and int(text) > 0 else None

@@ -18,7 +18,7 @@ def findings() -> Iterator[Finding]:
     except PermissionMissing:
         yield from _unprivileged()
     except HostError as error:
-        yield of_error("blocker", error)
+        yield of_error("warning", error)  # attach makes do with u32 filters
         return  # it names the other package, if there is one
     other = compiler.other_bcc()
     if other is not None:
@@ -30,7 +30,7 @@ def _unprivileged() -> Iterator[Finding]:
     try:
         compiler.find_bcc()
     except HostError as error:
-        yield of_error("blocker", error)
+        yield of_error("warning", error)
     else:
         what = "bcc is there; whether the kernel loads the classifier could not be tried"
         yield Finding("note", what, "run as root")

@@ -10,9 +10,6 @@ from tlsched.doctor.links import Link
 
 def findings(link: Link) -> Iterator[Finding]:
     """Whether it is up, and whether another interface below it is the better place. Pure."""
-    if link.is_loopback:
-        what = "the loopback interface: nothing that goes through it leaves the host"
-        yield Finding("warning", what, "name the interface that does", link.iface)
     if not link.is_up:
         remedy = f"ip link set dev {link.iface} up"
         yield Finding("note", "it is down, and sends nothing", remedy, link.iface)

@@ -9,19 +9,19 @@ from tlsched.doctor.links import Link
 from tlsched.doctor.sysfs import Sysfs
 
 
-def findings(link: Link, sysfs: Sysfs | None) -> Iterator[Finding]:
+def findings(link: Link, in_use: int, sysfs: Sysfs | None) -> Iterator[Finding]:
     """Number of queues, and whether the driver keeps them short (byte queue limits)."""
+    if in_use > 1:
+        what = f"{in_use} transmit queues: with --rate one qdisc, and one lock, serves them all"
+        yield Finding("note", what, "at more than some 10 Gbit/s attach without --rate", link.iface)
+    if not link.is_physical:
+        return  # a packet goes through a veth at once: there is no queue to keep short
     if sysfs is None:
-        what = "its queues could not be looked at: /sys shows another network namespace"
+        what = "byte queue limits could not be looked at: /sys shows another network namespace"
         yield Finding("note", what, "run as root", link.iface)
         return
     queues = f"class/net/{link.iface}/queues"
     names = [name for name in sysfs.names(queues) if name.startswith("tx-")]
-    if len(names) > 1:
-        what = f"{len(names)} transmit queues: with --rate one qdisc, and one lock, serves them all"
-        yield Finding("note", what, "at more than some 10 Gbit/s attach without --rate", link.iface)
-    if not link.is_physical:
-        return  # a packet goes through a veth at once: there is no queue to keep short
     limits = [sysfs.text(f"{queues}/{name}/byte_queue_limits/limit") for name in names]
     sent = sysfs.text(f"class/net/{link.iface}/statistics/tx_packets") or "0"
     yield bql_finding(link.iface, [limit for limit in limits if limit], int(sent))

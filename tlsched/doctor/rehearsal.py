@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tlsched import control
 from tlsched.config import LinkSettings
+from tlsched.control import Outcome
 from tlsched.doctor.finding import Finding, of_error
-from tlsched.errors import TlschedError
+from tlsched.errors import FeatureMissing, TlschedError
 
-ANY_RATE_BPS = 10**9
+SOME_RATE_BPS = 10**9
 
 
-def finding(iface: str, rate_bps: int | None) -> Finding:
-    """What attach would say. It writes nothing, not even a lock."""
-    settings = LinkSettings(iface, rate_bps or ANY_RATE_BPS)
+def findings(iface: str, rate_bps: int | None) -> Iterator[Finding]:
+    """What attach would say, with this rate or without one. Nothing is written, not even a lock."""
     try:
-        outcome = control.attach(settings, dry_run=True)
+        outcome = _attach(iface, rate_bps)
+    except FeatureMissing as error:
+        yield of_error("blocker" if rate_bps or not _would_do(iface) else "warning", error, iface)
+        return
     except TlschedError as error:
-        return of_error("blocker", error, iface)
+        yield of_error("blocker", error, iface)
+        return
+    yield from (Finding("note", note, about=iface) for note in outcome.notes)
     if outcome.result == "unchanged":
-        return Finding("ok", "attached; attaching again would change nothing", about=iface)
-    return Finding("ok", "nothing stands in the way of attach", about=iface)
+        yield Finding("ok", "attached; attaching again would change nothing", about=iface)
+    else:
+        yield Finding("ok", "nothing stands in the way of attach", about=iface)
+
+
+def _would_do(iface: str) -> bool:
+    """Whether attach would work if it were given a rate."""
+    try:
+        _attach(iface, SOME_RATE_BPS)
+    except TlschedError:
+        return False
+    return True
+
+
+def _attach(iface: str, rate_bps: int | None) -> Outcome:
+    return control.attach(LinkSettings(iface, rate_bps), dry_run=True)
