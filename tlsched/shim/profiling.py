@@ -9,9 +9,7 @@ from tlsched.shim.bucket import Bucket
 from tlsched.shim.trace import Iteration
 
 
-def measured_profile(
-    iterations: Iterable[Iteration], buckets: Sequence[Bucket]
-) -> Profile | None:
+def measured_profile(iterations: Iterable[Iteration], buckets: Sequence[Bucket]) -> Profile | None:
     """The median of those ``iterations`` that were one forward and one backward over all buckets.
 
     None when there is none. What forward waited for gradients is taken out; what lies between
