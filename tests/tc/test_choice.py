@@ -14,7 +14,7 @@ from tlsched.tc.choice import choose, tree_for
 from tlsched.tc.device import Device
 from tlsched.tc.options import Bfifo, Ets, Mq, Mqprio, Prio
 from tlsched.tc.probe import KernelFeatures
-from tlsched.tc.strict import MAX_QUEUES, leaf_limit_bytes, share_of
+from tlsched.tc.strict import MAX_QUANTUM_BYTES, MAX_QUEUES, leaf_limit_bytes, share_of
 
 ALL = KernelFeatures(*[True] * 10)
 HTB_ONLY = replace(ALL, ets=False, prio=False, mqprio=False)
@@ -126,11 +126,13 @@ def test_every_handle_is_used_once_and_is_no_one_elses(
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.5, 0.9])
-def test_the_quanta_are_the_share_and_at_least_one_large_packet(share: float) -> None:
+def test_the_quanta_are_the_share_and_fit_the_kernel(share: float) -> None:
     root = trees(1, default_share=share).root
     assert isinstance(root, Ets)
     assert share_of(root) == pytest.approx(share, rel=1e-4)
-    assert min(root.quanta) == 65536
+    assert min(root.quanta) == 65536 or max(root.quanta) == MAX_QUANTUM_BYTES
+    assert 1514 < min(root.quanta) <= max(root.quanta) <= MAX_QUANTUM_BYTES
+    assert trees(1, default_share=share_of(root)).root == root
 
 
 def test_lanes_are_mapped_from_priorities_that_need_a_privilege() -> None:

@@ -49,6 +49,9 @@ MAX_QUEUES = (MAJOR - MQ_MAJOR) // MQ_STRIDE
 # is not an allocation.
 MIN_LEAF_BYTES = 16 * GSO_BYTES
 ASSUMED_BPS = 10_000_000_000
+# What recent kernels cut a quantum to (Debian's 6.1.192 does). A band whose quantum is less than
+# a packet saves it up over several rounds, so the share is kept all the same.
+MAX_QUANTUM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +150,10 @@ def _under_mq(number: int) -> _Handles:
 
 
 def _top(share: float) -> Ets:
-    """Two sharing bands; the smaller quantum is one GSO packet, which is the grain of order."""
+    """Two sharing bands: the smaller quantum is one GSO packet, or the larger one the most."""
     lanes, default = 1 - share, share
-    least = min(lanes, default)
-    quanta = tuple(round(GSO_BYTES * part / least) for part in (lanes, default))
+    scale = min(GSO_BYTES / min(lanes, default), MAX_QUANTUM_BYTES / max(lanes, default))
+    quanta = tuple(round(scale * part) for part in (lanes, default))
     return Ets(0, quanta, _priomap([0] * LANE_COUNT, other=1))
 
 
