@@ -47,7 +47,8 @@ def guaranteed_share(tree: Tree) -> float | None:
     if tree.classes:
         return tree.classes[-1].rate_bps / tree.classes[0].rate_bps
     tops = [tree.root, *(queue.options for queue in tree.queues[:1])]
-    return next((share for top in tops if (share := share_of(top)) is not None), None)
+    # Quanta are whole bytes: what they give is near the share that was asked for.
+    return next((round(share, 4) for top in tops if (share := share_of(top)) is not None), None)
 
 
 def _implied_htb(observed: Observed, bands: Sequence[Band]) -> Tree | None:
