@@ -22,7 +22,6 @@ from tlsched.tc.observed import Observed
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.stock_kernel,
     pytest.mark.usefixtures("compiled_once"),
 ]
 Make = Callable[[], Namespace]
@@ -71,7 +70,7 @@ def carries(a: Namespace, b: Namespace) -> None:
 
 
 @pytest.mark.parametrize("command", ["attach", "change", "detach"])
-@pytest.mark.parametrize("name", ["htb", "ets", "mq of prio"])
+@pytest.mark.parametrize("name", ["htb", pytest.param("ets", marks=pytest.mark.stock_kernel)])
 def test_killed_after_each_change(make_netns: Make, name: str, command: str) -> None:
     kind = KINDS[name]
     a, b = link_for(kind, make_netns)

@@ -181,7 +181,7 @@ def test_a_foreign_root_is_left_alone(make_netns: Make, root: str) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("step", ["attach", "change", "detach"])
-@pytest.mark.parametrize("name", ["ets", "mq of prio"])
+@pytest.mark.parametrize("name", ["ets"])
 def test_a_fault_at_every_change_is_undone(
     make_netns: Make, monkeypatch: pytest.MonkeyPatch, name: str, step: str, applied: bool
 ) -> None:
