@@ -59,6 +59,7 @@ USERS = {
     "numpy": ("planning", "shim", "demo"),
     "torch": ("shim", "shapes", "demo"),
     "sklearn": ("demo",),
+    "bayes_opt": ("planning.tuning",),
     "matplotlib": ("demo",),
     "typer": ("cli",),
     "rich": ("cli",),
@@ -71,7 +72,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "bcc", "sklearn", "matplotlib"}:
+        if name.split(".")[0] in {"torch", "bcc", "sklearn", "matplotlib", "bayes_opt"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())

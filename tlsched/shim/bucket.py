@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from tlsched.shim import pending
 from tlsched.shim.memory import Memory, undisturbed
 from tlsched.shim.promise import Promise
-from tlsched.shim.reduction import Reduction
+from tlsched.shim.reduction import Running
 
 
 class Bucket:
@@ -35,7 +35,7 @@ class Bucket:
     views: tuple[torch.Tensor, ...]
     flags: torch.Tensor
     promises: tuple[Promise, ...]
-    _wait: Callable[[Bucket, Reduction], None]
+    _wait: Callable[[Bucket, Running], None]
     _on_late_read: Callable[[str], None]
 
     def __init__(
@@ -43,7 +43,7 @@ class Bucket:
     ) -> None:
         self.names = tuple(names)
         self.parameters = tuple(parameters)
-        self.work: Reduction | None = None
+        self.work: Running | None = None
         self.updates: list[Callable[[], object]] = []
         self.due: list[Parameter] = []
         self.torn = False
@@ -61,7 +61,7 @@ class Bucket:
         self,
         index: int,
         lane: int,
-        wait: Callable[[Bucket, Reduction], None],
+        wait: Callable[[Bucket, Running], None],
         on_late_read: Callable[[str], None],
     ) -> None:
         """Be bucket ``index`` of a plan, on ``lane``; counts begin anew.
@@ -112,7 +112,7 @@ class Bucket:
                 self._take(index)
                 self.filled[index] = True
 
-    def launch(self, start: Callable[[torch.Tensor], Reduction]) -> None:
+    def launch(self, start: Callable[[torch.Tensor], Running]) -> None:
         """Start the all-reduce. All parameters must have been filled."""
         if all(self.filled):
             self.flags.fill_(1)

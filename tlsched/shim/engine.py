@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch.nn import Module, Parameter
@@ -17,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tlsched.errors import TrainingError
 from tlsched.planning.plan import Plan, make_plan
-from tlsched.planning.policies import Policy, in_one_order, make_policy
+from tlsched.planning.policies import Policy, PolicySettings, in_one_order, make_policy
 from tlsched.planning.profile import Profile
 from tlsched.shim import compiled, learning, membership, reads
 from tlsched.shim.accumulation import Hook
@@ -27,6 +28,7 @@ from tlsched.shim.gradients import Gradients
 from tlsched.shim.guards import Readers, guard_modules
 from tlsched.shim.lanes import Lane
 from tlsched.shim.optimizer import DeferredOptimizer
+from tlsched.shim.orders import Follower, Leader
 from tlsched.shim.replanning import Replanner
 from tlsched.shim.sparse import SparseGradients, sparse_parameters
 from tlsched.shim.trace import Trace
@@ -48,6 +50,8 @@ class Engine:
         lanes: Sequence[Lane],
         policy_name: str,
         *,
+        settings: PolicySettings,
+        orders: Leader | Follower | None,
         timeout_s: float,
         strict: bool,
         trace: Trace | None,
@@ -66,6 +70,8 @@ class Engine:
         self._agreement = agreement
         self._lanes = lanes
         self._policy_name = policy_name
+        self._settings = settings
+        self._orders = orders
         self._timeout_s = timeout_s
         self._guards: list[RemovableHandle | compiled.Boundary] = []
         self._joining: list[Hook] = []
@@ -278,6 +284,7 @@ class Engine:
             self._timeout_s,
             self,
             sparse=self.sparse,
+            orders=self._orders,
             **options,
         )
 
@@ -344,7 +351,11 @@ class Engine:
         ]
 
     def _policy(self, plan: Plan) -> Policy:
-        policy = make_policy(self._policy_name, plan)
+        settings = self._settings
+        measured = self._replanner
+        if measured is not None and measured.profile is not None:
+            settings = replace(settings, profile=measured.profile, fabric=measured.fabric)
+        policy = make_policy(self._policy_name, plan, settings)
         return in_one_order(policy) if self._lanes[0].transport.one_order else policy
 
     def _take_guards(self) -> None:

@@ -15,13 +15,15 @@ import torch
 from torch.nn import Parameter
 
 from tlsched.errors import ModelRefused, TrainingError
-from tlsched.planning.policies import Policy, Send
+from tlsched.planning.policies import Policy
 from tlsched.shim.accumulation import on_accumulation
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.lanes import Lane
+from tlsched.shim.orders import Follower, Leader
 from tlsched.shim.pending import PendingParameter
+from tlsched.shim.pieces import make_sending
 from tlsched.shim.promise import Promise
-from tlsched.shim.reduction import Reduction
+from tlsched.shim.reduction import Running
 from tlsched.shim.trace import Trace
 
 
@@ -55,8 +57,8 @@ class Gradients:
     ``ready_order`` (names in the order of their gradients) and ``firings`` (how often backward
     accumulates into each parameter: more than once under reentrant checkpointing).
 
-    ``watcher`` is the training context. ``earlier`` are the buckets of a :class:`Gradients` that
-    was :meth:`handed over <hand_over>`.
+    ``watcher`` is the training context; ``orders`` are rank 0's where it dictates. ``earlier`` are
+    the buckets of a :class:`Gradients` that was :meth:`handed over <hand_over>`.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Gradients:
         learning: bool,
         firings: dict[str, int] | None = None,
         trace: Trace | None = None,
+        orders: Leader | Follower | None = None,
         earlier: Sequence[Bucket] = (),
     ) -> None:
         self.policy = policy
@@ -96,6 +99,7 @@ class Gradients:
             for bucket in self.buckets
             for index, parameter in enumerate(bucket.parameters)
         }
+        self.sending = make_sending(policy, self.buckets, lanes, orders)
         # On autograd's node and not on the parameter: so the user's own hooks run before ours, and
         # see this rank's gradient as they do under DistributedDataParallel.
         self._hooks = [
@@ -172,6 +176,7 @@ class Gradients:
         if not self._round_open:
             return
         self._round_open = False
+        self.sending.close_round()
         if self._late:
             # They cost a second average each, which would meet another bucket's on ranks that have
             # none; those ranks do not answer here.
@@ -182,7 +187,7 @@ class Gradients:
                 if not bucket.launched:
                     bucket.fill_rest()
                     self._note_ready(bucket)
-                    self._launch(self.policy.complete(index))
+                    self.sending.complete(bucket)
             for index in self.policy.plan.launch_order:
                 if index in self._late:
                     self._launch_again(self.buckets[index])
@@ -196,6 +201,7 @@ class Gradients:
         """Backward raised. What it has launched is under way, on the other ranks too."""
         self._failed = self._failed or self._round_open
         self._round_open = False
+        self.sending.close_round()
 
     def _refuse_after_failure(self) -> None:
         if self._failed:
@@ -213,10 +219,10 @@ class Gradients:
         self._round_open = True
         self._fired.clear()
         self._late.clear()
-        self.policy.start_round()
         self._stale = {id(p) for bucket in self.buckets for p in bucket.due}
         for bucket in self.buckets:
             bucket.reset()
+        self.sending.open_round(self.policy, self.trace)
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
 
     def _on_gradient(self, parameter: Parameter) -> None:
@@ -246,7 +252,7 @@ class Gradients:
             self._late.add(bucket.index)
         elif fired >= self.firings.get(name, 1) and bucket.fill(index):
             self._note_ready(bucket)
-            self._launch(self.policy.complete(bucket.index))
+            self.sending.complete(bucket)
 
     def _check(self, parameter: Parameter, name: str) -> None:
         gradient = parameter.grad
@@ -287,26 +293,17 @@ class Gradients:
             self.ready_order.remove(name)
         self.ready_order.append(name)
 
-    def _launch(self, sends: Iterable[Send]) -> None:
-        for send in sends:
-            self._start(self.buckets[send.bucket])
-
     def _launch_again(self, bucket: Bucket) -> None:
         """Average a bucket once more: a gradient came after its launch."""
         bucket.reset()
         bucket.fill_rest()
-        self._start(bucket)
-
-    def _start(self, bucket: Bucket) -> None:
-        bucket.launch(self._lanes[bucket.lane].all_reduce)
-        if self.trace is not None and bucket.work is not None:
-            self.trace.launched(bucket.index, bucket.work.get_future())
+        self.sending.again(bucket)
 
     def _note_ready(self, bucket: Bucket) -> None:
         if self.trace is not None:
             self.trace.ready(bucket.index)
 
-    def _wait(self, bucket: Bucket, work: Reduction) -> None:
+    def _wait(self, bucket: Bucket, work: Running) -> None:
         try:
             work.wait(self._timeout_s)
         except RuntimeError as error:

@@ -111,7 +111,7 @@ class Lane:
         """Leave the group; with ``abort`` cut its connections first, so that nothing waits.
 
         gloo's own abort() leaves running collectives waiting for their peers. They are awaited
-        here, since they write into the gradients. One that gloo forgot about (see :func:`_broken`)
+        here, since they write into the gradients. One that gloo forgot about (see :meth:`broken`)
         ends with its timeout only, and its group's destructor waits for it: in a thread, then.
         """
         if abort:
@@ -131,7 +131,7 @@ class Lane:
         if left[1:]:
             threading.Thread(target=left.clear, name="tlsched lane", daemon=True).start()
 
-    def _broken(self) -> str | None:
+    def broken(self) -> str | None:
         """What gloo would say had it not missed it: a connection of this lane is closed.
 
         gloo (tcp transport, Pair::sendAsyncMode) queues a send whose first write fails, after it
@@ -145,7 +145,7 @@ class Lane:
 
     def _watched(self, work: dist.Work) -> Reduction:
         self.roster.started[self.index] += 1
-        reduction = Reduction(self.transport.running(work), self.roster, self._broken)
+        reduction = Reduction(self.transport.running(work), self.roster, self.broken)
         self._running.add(reduction)
         return reduction
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,21 @@ from tlsched.shim.roster import Roster
 
 # c10d's wait() hears no signal. So a long wait is made of short ones, between which Python runs its
 # signal handlers; whoever need not wait longer than this never notices.
-_SLICE = datetime.timedelta(seconds=0.5)
+SLICE_S = 0.5
+_SLICE = datetime.timedelta(seconds=SLICE_S)
+
+
+class Running(Protocol):
+    """What a bucket waits for: a :class:`Reduction`, or several pieces of one."""
+
+    def wait(self, timeout_s: float) -> None:
+        """See :class:`Reduction`."""
+
+    def ends_within(self, seconds: float) -> bool:
+        """See :class:`Reduction`."""
+
+    def get_future(self) -> torch.futures.Future[object]:
+        """See :class:`Reduction`."""
 
 
 class Reduction:

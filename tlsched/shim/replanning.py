@@ -29,11 +29,13 @@ MOVED = 0.2  # of the network's speed: a change that is worth another plan
 class Replanner:
     """Tells after each step() whether there is a new plan.
 
-    ``trace`` records while a measurement is on, and is None otherwise unless it was given.
+    ``profile`` and ``fabric`` are what the last plan was made from, equal on all ranks. ``trace``
+    records while a measurement is on, and is None otherwise unless it was given.
     """
 
     def __init__(self, agreement: Agreement, trace: Trace | None, *, hold_back: bool) -> None:
         self.profile: Profile | None = None
+        self.fabric: Fabric | None = None
         self._agreement = agreement
         self._given = trace
         self._hold_back = hold_back
@@ -67,8 +69,8 @@ class Replanner:
             return None
         self.profile, self._seconds_a_byte = slowest_profile(profiles), now
         hosts = Fabric(self._agreement.size, 1.0)
-        fabric = replace(hosts, rate_bps=8 * hosts.loads[0] / now)
-        chosen = choose_lanes(self.profile, fabric, hold_back=self._hold_back)
+        self.fabric = replace(hosts, rate_bps=8 * hosts.loads[0] / now)
+        chosen = choose_lanes(self.profile, self.fabric, hold_back=self._hold_back)
         # Ranks may run on different processors: floating point may choose differently.
         lanes, order = self._agreement.from_rank_0("lanes", (chosen.lanes, chosen.launch_order))
         planned = zip(plan.buckets, lanes, strict=True)

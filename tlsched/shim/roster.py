@@ -51,6 +51,11 @@ class Roster:
         self._store_gone = False
         self._others = [other for other in range(len(names)) if other != rank]
 
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.names)
+
     def name(self, rank: int) -> str:
         """How to call ``rank`` in a message."""
         return f"rank {self.names[rank]}"

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tlsched.bands import Band
 
@@ -70,6 +70,12 @@ def one_each(found: Sequence[tuple[int, Connection]]) -> dict[int, Connection]:
     """By rank, without the ranks that have two: it cannot be told which is the lane's."""
     times = Counter(other for other, _ in found)
     return {other: connection for other, connection in found if times[other] == 1}
+
+
+def ends(connection: Connection) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
+    """The socket's family, its own address and its peer's, as the socket module writes them."""
+    with _borrowed(connection.fd) as sock:
+        return sock.family, sock.getsockname(), sock.getpeername()
 
 
 def mark(connection: Connection, band: Band) -> None:

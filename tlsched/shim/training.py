@@ -26,8 +26,10 @@ from torch.optim import Optimizer
 from tlsched.bands import DEFAULT_DSCPS, lane_bands
 from tlsched.errors import CommunicationError, ConfigError, TrainingError
 from tlsched.planning.plan import Plan
-from tlsched.planning.policies import make_policy
+from tlsched.planning.policies import PolicySettings, in_one_order, make_policy
+from tlsched.planning.policies.base import PIECES_LANE
 from tlsched.planning.profile import Profile
+from tlsched.planning.tuning import BayesianSearch, Tuning, can_search
 from tlsched.shim import backward, membership, reads, report
 from tlsched.shim.agreement import Agreement, model_signature
 from tlsched.shim.backends import choose_backend
@@ -36,6 +38,7 @@ from tlsched.shim.engine import Engine
 from tlsched.shim.gradients import Gradients
 from tlsched.shim.lanes import Lane, mark_lanes, open_lanes
 from tlsched.shim.ordering import what_orders_nothing
+from tlsched.shim.orders import Follower, Leader, open_orders
 from tlsched.shim.separable import refuse_unsuitable
 from tlsched.shim.trace import Trace
 from tlsched.shim.transport import Transport
@@ -49,6 +52,7 @@ def schedule(
     optimizer: Optimizer | Sequence[Optimizer],
     *,
     policy: str = "kernel",
+    settings: PolicySettings | None = None,
     process_group: dist.ProcessGroup | None = None,
     dscps: Sequence[int] = DEFAULT_DSCPS,
     timeout_s: float = 300.0,
@@ -61,7 +65,8 @@ def schedule(
 
     Use the result as a context manager around the training loop. The arguments:
 
-    - ``policy``: ``kernel`` (default), ``lanes`` (the same, unmarked), ``fifo`` or ``sync``.
+    - ``policy``: ``kernel`` (default), ``lanes`` (the same, unmarked), ``fifo``, ``sync``,
+      ``bytescheduler`` or ``prophet``; ``settings`` are for the last two.
     - ``dscps``: the six code points that the hosts were attached with.
     - ``timeout_s``: how long any wait for another rank may take.
     - ``broadcast_buffers``: send rank 0's buffers (BatchNorm's statistics) to all before a training
@@ -75,10 +80,6 @@ def schedule(
     before anything is changed.
     """
     traits = make_policy(policy, Plan((), ()))
-    if traits.pieces:
-        raise ConfigError(
-            f"{policy} can only be simulated so far", hint='train with policy="kernel"'
-        )
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s}", hint="give a positive number of seconds")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -96,10 +97,13 @@ def schedule(
     bands = lane_bands(dscps)
     marks = bands if traits.marked else ()
     transport = choose_backend(model, backend, traits.lane_count, marks)
+    if transport.one_order:
+        in_one_order(traits)
     return Run(
         model,
         optimizers,
         policy,
+        settings or PolicySettings(),
         transport,
         process_group,
         tuple(dscps),
@@ -118,6 +122,7 @@ class Run:
         model: Module,
         optimizers: list[Optimizer],
         policy: str,
+        settings: PolicySettings,
         transport: Transport,
         process_group: dist.ProcessGroup | None,
         dscps: tuple[int, ...],
@@ -130,6 +135,7 @@ class Run:
         self.policy_name = policy
         self._traits = make_policy(policy, Plan((), ()))  # how many lanes, marked or not
         self.trace: Trace | None = Trace() if trace else None
+        self._settings = settings
         self._given_optimizers = optimizers
         self._transport = transport
         self._process_group = process_group
@@ -140,6 +146,7 @@ class Run:
         self._entered = False
         self._agreement: Agreement | None = None
         self._lanes: list[Lane] = []
+        self._orders: Leader | Follower | None = None
         self._engine: Engine | None = None
         self._buffers: Buffers | None = None
         self._said: set[str] = set()
@@ -217,21 +224,26 @@ class Run:
         assert group is not None
         self._agreement = agreement = Agreement(group, self._timeout_s)
         transport = self._transport
-        settings = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
-        settings.append(f"broadcast_buffers {self._broadcast_buffers}")
-        agreement.require_same("policy", settings)
+        facts = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
+        facts.append(f"broadcast_buffers {self._broadcast_buffers}")
+        facts.append(f"settings {self._settings}")
+        agreement.require_same("policy", facts)
         agreement.require_same("model", model_signature(self.model))
         self._lanes = open_lanes(agreement, self._traits.lane_count, transport)
         for finding in transport.findings():
             self._say(finding)
         if self._traits.marked:
             self._mark(agreement)
+        if self._traits.dictated:
+            self._orders = open_orders(agreement, self._lanes[PIECES_LANE], self._tuning)
         self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
         self._engine = engine = Engine(
             self.model,
             agreement,
             self._lanes,
             self.policy_name,
+            settings=self._settings,
+            orders=self._orders,
             timeout_s=self._timeout_s,
             strict=self._strict,
             trace=self.trace,
@@ -242,6 +254,19 @@ class Run:
         engine.start(self._given_optimizers)
         reads.watch(engine)
         backward.watch(engine)
+
+    def _tuning(self) -> Tuning | None:
+        """What tunes a window that the user leaves open."""
+        if self._settings.window is not None:
+            return None
+        if not can_search():
+            self._say(
+                "pieces and credit stay at their defaults: `pip install 'tlsched[tune]'` to have "
+                "them tuned"
+            )
+            return None
+        sizes = [p.numel() * p.element_size() for p in self.model.parameters()]
+        return Tuning(BayesianSearch(max(sizes)))
 
     def _mark(self, agreement: Agreement) -> None:
         why_not = mark_lanes(agreement, self._lanes, lane_bands(self._dscps))
@@ -273,6 +298,10 @@ class Run:
                 parts.callback(engine.close)
             for lane in self._lanes:
                 parts.callback(lane.close, abort=error is not None)
+            if self._orders is not None:
+                parts.callback(self._orders.close)
+            if engine is not None:
+                parts.callback(engine.gradients.sending.stop)
             if self._agreement is not None:
                 parts.callback(self._agreement.roster.leave, self._farewell(error))
             if engine is not None:
@@ -290,7 +319,7 @@ class Run:
     def _forget(self) -> None:
         """Let go of everything: ``run`` may live on, and with it a traceback's frames."""
         self._agreement = self._engine = self._buffers = None
-        self._lanes = []
+        self._lanes, self._orders = [], None
 
     def _finish(self, gradients: Gradients, error: BaseException) -> None:
         limit_s = 0.0 if isinstance(error, CommunicationError) else min(FINISH_S, self._timeout_s)

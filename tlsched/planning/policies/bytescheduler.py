@@ -108,6 +108,12 @@ class Following(Policy):
         self._orders: deque[Send] = deque()
         self._pieces: dict[int, deque[Send]] = {}
         self._complete = set()
+        self._untold = len(self.plan.buckets)
+
+    @property
+    def told_all(self) -> bool:
+        """Whether rank 0 has handed over everything of this round."""
+        return self._untold == 0
 
     def told(self, partition_bytes: int, buckets: Iterable[int]) -> list[Send]:
         """Rank 0 has handed over the next piece of each of ``buckets``.
@@ -118,6 +124,7 @@ class Following(Policy):
             if bucket not in self._pieces:
                 self._pieces[bucket] = deque(cut(self.plan, bucket, partition_bytes))
             self._orders.append(self._pieces[bucket].popleft())
+            self._untold -= not self._pieces[bucket]
         return self._hand_over()
 
     def complete(self, bucket: int) -> list[Send]:

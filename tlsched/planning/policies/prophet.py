@@ -5,8 +5,8 @@ what is sent between two steps should be done when the next one comes, since tha
 So the time until then is filled with a block: of several gradients, or of a part of one. When
 backward is over nothing more urgent can come, and the rest goes by need.
 
-Profile and rate are the same on all ranks, and so are the blocks made from them: nobody dictates
-an order while training runs.
+Profile and rate are the same on all ranks, and so are the blocks made from them (in plain IEEE
+double arithmetic, operation by operation): nobody dictates an order while training runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tlsched.errors import ConfigError
 from tlsched.planning.fabric import Fabric
@@ -43,12 +43,15 @@ def prophet(plan: Plan, settings: PolicySettings) -> Prophet:
     """
     if settings.profile is None or settings.fabric is None:
         return Prophet(plan, [Send(bucket, PIECES_LANE) for bucket in plan.launch_order])
-    if [b.bytes for b in settings.profile.buckets] != [b.bytes for b in plan.buckets]:
+    if [b.names for b in settings.profile.buckets] != [b.names for b in plan.buckets]:
         raise ConfigError(
             "the profile has other buckets than the plan",
             hint="use a profile that was measured with this plan",
         )
-    made = blocks(settings.profile, settings.fabric)
+    # A measured profile counts a bucket's padding as well.
+    sizes = zip(settings.profile.buckets, plan.buckets, strict=True)
+    exact = tuple(replace(timed, bytes=planned.bytes) for timed, planned in sizes)
+    made = blocks(replace(settings.profile, buckets=exact), settings.fabric)
     return Prophet(plan, [send for block in made for send in block.sends])
 
 
