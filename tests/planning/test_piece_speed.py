@@ -31,7 +31,8 @@ EQUAL = _profile([4 * MIB] * 24, [1.0] * 24)
 HUGE = _profile([MIB // 4] * 4 + [MIB] * 4 + [40 * MIB, 7 * MIB, MIB], [2.0] * 8 + [0.2] * 3)
 
 
-def _seconds(profile: Profile, name: str, window: Window | None = None) -> float:
+def seconds_of(profile: Profile, name: str, window: Window | None = None) -> float:
+    """Of an iteration under the policy ``name``."""
     plan = Plan(
         tuple(BucketPlan(b.names, b.bytes, 0) for b in profile.buckets), profile.launch_order
     )
@@ -43,19 +44,19 @@ def _seconds(profile: Profile, name: str, window: Window | None = None) -> float
 @pytest.mark.parametrize("profile", [EQUAL, HUGE], ids=["equal", "huge"])
 def test_pieces_by_need_are_faster_than_buckets_as_they_come(policy: str, profile: Profile) -> None:
     floor_s = max(profile.compute_s, FABRIC.seconds(profile.bytes))
-    seconds = _seconds(profile, policy)
-    assert floor_s <= seconds < 0.95 * _seconds(profile, "fifo")
+    seconds = seconds_of(profile, policy)
+    assert floor_s <= seconds < 0.95 * seconds_of(profile, "fifo")
 
 
 def test_pieces_too_small_and_credit_too_small_cost() -> None:
-    good_s = _seconds(EQUAL, "bytescheduler", Window(MIB, 2 * MIB))
-    assert _seconds(EQUAL, "bytescheduler", Window(MIB // 32, MIB // 16)) > 1.1 * good_s
-    assert _seconds(EQUAL, "bytescheduler", Window(MIB // 8, MIB // 8)) > 1.02 * _seconds(
+    good_s = seconds_of(EQUAL, "bytescheduler", Window(MIB, 2 * MIB))
+    assert seconds_of(EQUAL, "bytescheduler", Window(MIB // 32, MIB // 16)) > 1.1 * good_s
+    assert seconds_of(EQUAL, "bytescheduler", Window(MIB // 8, MIB // 8)) > 1.02 * seconds_of(
         EQUAL, "bytescheduler", Window(MIB // 8, 2 * MIB)
     )
 
 
 def test_too_much_credit_is_an_order_of_arrival_again() -> None:
-    assert _seconds(EQUAL, "bytescheduler", Window(MIB, 200 * MIB)) > 1.1 * _seconds(
+    assert seconds_of(EQUAL, "bytescheduler", Window(MIB, 200 * MIB)) > 1.1 * seconds_of(
         EQUAL, "bytescheduler", Window(MIB, 2 * MIB)
     )

@@ -9,8 +9,13 @@ from torch import nn
 import tlsched
 from tests.training import models
 from tests.training.ranks import RankPool
+from tlsched.planning.policies import PolicySettings, Window
 
 STEPS = 20
+
+
+# Small enough that the larger buckets are cut, and not at the end of an element's row.
+PIECES = PolicySettings(window=Window(50_000, 120_000))
 
 
 def _train(rank: int, _size: int, policy: str, optimizer_name: str) -> models.Tensors:
@@ -18,7 +23,7 @@ def _train(rank: int, _size: int, policy: str, optimizer_name: str) -> models.Te
     net = models.small_cnn()
     optimizer = models.OPTIMIZERS[optimizer_name](net)
     loss_of = nn.CrossEntropyLoss()
-    with tlsched.schedule(net, optimizer, policy=policy):
+    with tlsched.schedule(net, optimizer, policy=policy, settings=PIECES):
         for x, y in models.batches("cnn", rank, STEPS):
             loss_of(net(x), y).backward()
             optimizer.step()
@@ -32,8 +37,25 @@ def test_every_policy_ends_with_the_same_parameters_on_four_ranks(
 ) -> None:
     by_policy = {
         policy: four_ranks.run(_train, policy, optimizer)
-        for policy in ("sync", "fifo", "lanes", "kernel")
+        for policy in ("sync", "fifo", "lanes", "kernel", "prophet")
     }
     for policy, ranks in by_policy.items():
         for of_rank in ranks:
             assert models.identical(of_rank, by_policy["sync"][0]), policy
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_two_ranks_sum_pieces_to_the_same_bits(two_ranks: RankPool, optimizer: str) -> None:
+    sync, cut = (two_ranks.run(_train, policy, optimizer) for policy in ("sync", "bytescheduler"))
+    for ranks in zip(sync, cut, strict=True):
+        assert models.identical(*ranks)
+
+
+def test_more_ranks_sum_pieces_in_another_order(four_ranks: RankPool) -> None:
+    """Where in the ring an element's sum begins depends on its place in what is summed."""
+    sync = four_ranks.run(_train, "sync", "sgd")
+    cut = four_ranks.run(_train, "bytescheduler", "sgd")
+    assert all(models.identical(of_rank, cut[0]) for of_rank in cut), "ranks diverged"
+    for ours, theirs in zip(cut[0], sync[0], strict=True):
+        scale = float(theirs.abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * scale)

@@ -186,11 +186,12 @@ class Gradients:
                 bucket = self.buckets[index]
                 if not bucket.launched:
                     bucket.fill_rest()
-                    self._note_ready(bucket)
                     self.sending.complete(bucket)
             for index in self.policy.plan.launch_order:
-                if index in self._late:
-                    self._launch_again(self.buckets[index])
+                if index in self._late:  # average it once more
+                    self.buckets[index].reset()
+                    self.buckets[index].fill_rest()
+                    self.sending.again(self.buckets[index])
             self._sparse.average()
             for bucket in self.buckets:
                 # A rank that produced no gradient cannot promise one: it may turn out to be None.
@@ -251,7 +252,6 @@ class Gradients:
         elif bucket.launched:
             self._late.add(bucket.index)
         elif fired >= self.firings.get(name, 1) and bucket.fill(index):
-            self._note_ready(bucket)
             self.sending.complete(bucket)
 
     def _check(self, parameter: Parameter, name: str) -> None:
@@ -292,16 +292,6 @@ class Gradients:
         if name in self.ready_order:
             self.ready_order.remove(name)
         self.ready_order.append(name)
-
-    def _launch_again(self, bucket: Bucket) -> None:
-        """Average a bucket once more: a gradient came after its launch."""
-        bucket.reset()
-        bucket.fill_rest()
-        self.sending.again(bucket)
-
-    def _note_ready(self, bucket: Bucket) -> None:
-        if self.trace is not None:
-            self.trace.ready(bucket.index)
 
     def _wait(self, bucket: Bucket, work: Running) -> None:
         try:

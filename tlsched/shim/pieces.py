@@ -83,6 +83,7 @@ class Pieces:
         bucket.launch(assembly.take)
         self._assemblies[bucket.index] = assembly
         if self._trace is not None:
+            self._trace.ready(bucket.index)
             self._trace.launched(bucket.index, assembly.get_future())
         self._leave(partial(self._policy.complete, bucket.index))
 

@@ -50,6 +50,8 @@ class WholeBuckets:
 
     def complete(self, bucket: Bucket) -> None:
         """See :class:`Sending`."""
+        if self._trace is not None:
+            self._trace.ready(bucket.index)
         for send in self._policy.complete(bucket.index):
             self.again(self._buckets[send.bucket])
 
