@@ -208,6 +208,6 @@ def test_prophet_without_a_profile_sends_whole_buckets_as_they_come() -> None:
 
 
 def test_a_profile_of_another_plan_is_refused() -> None:
-    profile = Profile((BucketProfile(("p0",), 10, 0.0, 0.0),), 1.0, 1.0)
+    profile = Profile((BucketProfile(("q0",), 11, 0.0, 0.0),), 1.0, 1.0)
     with pytest.raises(ConfigError, match="other buckets"):
         make_policy("prophet", _plan([11]), PolicySettings(profile=profile, fabric=Fabric(2, 1e9)))

@@ -193,10 +193,11 @@ def _leftovers(rank: int, _size: int, policy: str) -> tuple[int, int]:
             with tlsched.schedule(net, optimizer, policy=policy):
                 _loop(net, optimizer, rank, 4)
         found.append(count())
-    return found[2][0] - found[0][0], found[2][1] - found[0][1]
+    return found[2][0] - found[1][0], found[2][1] - found[1][1]
 
 
 @pytest.mark.parametrize("policy", ["bytescheduler", "prophet"])
 def test_nothing_is_left_behind(two_ranks: RankPool, policy: str) -> None:
     for descriptors, threads in two_ranks.run(_leftovers, policy):
-        assert (descriptors, threads) == (0, 0)
+        assert descriptors <= 0  # less where what an earlier test left is closed meanwhile
+        assert threads <= 0

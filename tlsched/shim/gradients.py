@@ -20,7 +20,7 @@ from tlsched.shim.accumulation import on_accumulation
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.lanes import Lane
 from tlsched.shim.orders import Follower, Leader
-from tlsched.shim.pending import PendingParameter
+from tlsched.shim.pending import PendingParameter, stale
 from tlsched.shim.pieces import make_sending
 from tlsched.shim.promise import Promise
 from tlsched.shim.reduction import Running
@@ -56,7 +56,6 @@ class Gradients:
     With ``learning``, nothing is launched before the round closes, and what is learned is kept:
     ``ready_order`` (names in the order of their gradients) and ``firings`` (how often backward
     accumulates into each parameter: more than once under reentrant checkpointing).
-
     ``watcher`` is the training context; ``orders`` are rank 0's where it dictates. ``earlier`` are
     the buckets of a :class:`Gradients` that was :meth:`handed over <hand_over>`.
     """
@@ -236,19 +235,19 @@ class Gradients:
     def _take_in(self, parameter: Parameter) -> None:
         name = self._names[parameter]
         if isinstance(parameter, PendingParameter):
-            raise _stale(name)
+            raise stale(name)
         if not self.enabled:
             return
         if not self._round_open:
             self.open_round()
         if id(parameter) in self._stale:
-            raise _stale(name)
+            raise stale(name)
         self._check(parameter, name)
         self._fired[name] = fired = self._fired.get(name, 0) + 1
         bucket, index = self.place[parameter]
         if self.learning:
             self._learn(name)
-            bucket.fill(index)  # now: until the round closes there would be two copies of all
+            bucket.fill(index)  # now, or until the round closes there are two copies of all
         elif bucket.launched:
             self._late.add(bucket.index)
         elif fired >= self.firings.get(name, 1) and bucket.fill(index):
@@ -278,7 +277,7 @@ class Gradients:
 
     @property
     def round_open(self) -> bool:
-        """Whether a backward has begun that has not been closed."""
+        """Whether a backward has begun and is not closed."""
         return self._round_open
 
     def _on_backward_end(self) -> None:
@@ -299,11 +298,3 @@ class Gradients:
         except RuntimeError as error:
             what = f"averaging bucket {bucket.index} ({bucket.names[0]}, …) on lane {bucket.lane}"
             raise self._lanes[bucket.lane].failure(what, error) from error
-
-
-def _stale(name: str) -> TrainingError:
-    return TrainingError(
-        f"a forward pass used {name} before its last update was done",
-        hint="this reader escapes tlsched (code in C++?): call run.flush() before it, or use "
-        'policy="sync"',
-    )

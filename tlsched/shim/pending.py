@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import Parameter
 
+from tlsched.errors import TrainingError
 from tlsched.shim.promise import METADATA
 
 _NO_VALUES = METADATA | {
@@ -94,6 +95,15 @@ def unmark(parameter: Parameter) -> None:
     entry = _owners.pop(id(parameter), None)
     if entry is not None:
         parameter.__class__ = entry[1]
+
+
+def stale(name: str) -> TrainingError:
+    """What to raise when the parameter ``name`` turns out to have been used too early."""
+    return TrainingError(
+        f"a forward pass used {name} before its last update was done",
+        hint="this reader escapes tlsched (code in C++?): call run.flush() before it, or use "
+        'policy="sync"',
+    )
 
 
 def _update(values: Iterable[Any]) -> None:
