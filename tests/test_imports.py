@@ -60,7 +60,7 @@ USERS = {
     "torch": ("shim", "shapes", "demo"),
     "sklearn": ("demo",),
     "bayes_opt": ("planning.tuning",),
-    "matplotlib": ("demo",),
+    "matplotlib": ("demo", "cli.picture"),
     "typer": ("cli",),
     "rich": ("cli",),
     "prometheus_client": ("metrics",),
@@ -167,7 +167,9 @@ def test_import_without_torch_and_bcc() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["--help", "attach --help", "lab --help", "demo --help"])
+@pytest.mark.parametrize(
+    "command", ["--help", "attach --help", "lab --help", "plan --help", "demo --help"]
+)
 def test_help_without_torch_and_bcc(command: str) -> None:
     argv = ["tlsched", *command.split()]
     done = _run(f"sys.argv = {argv}\nfrom tlsched.cli import main\nmain()")

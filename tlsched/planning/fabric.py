@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tlsched.bands import LANE_COUNT
 from tlsched.errors import ConfigError
 
 # Of an Ethernet frame of 1,514 bytes, as the links' token buckets count it, 1,448 are TCP payload
@@ -17,6 +16,9 @@ STEP_S = 150e-6
 # How long rank 0's order takes to be heard and done by the others: a small message and a thread
 # that wakes. Measured over loopback with four ranks on two cores.
 ORDER_S = 200e-6
+# The same two of a lab, whose hosts share one machine's processors.
+LAB_STEP_S = STEP_S
+LAB_EFFICIENCY = PAYLOAD_SHARE
 # Collectives of one lane that gloo works on at a time (ProcessGroupGloo's threads).
 AT_ONCE = 1
 
@@ -31,6 +33,9 @@ class Fabric:
     after ``order_s``. A ring is as fast as its slowest link, so where links differ ``rate_bps`` is
     the slowest one's.
 
+    ``efficiency`` is the part of the rate that gradients get: the rest are headers and what a link
+    stands idle between two packets.
+
     ``bulk_flows`` leave every host beside the training; ``share`` is what the default band is
     guaranteed. ``rate_changes`` are (seconds, bit/s) pairs in order. ``compute_factors`` holds for
     each host by how much its computing is slower (stragglers); empty: all alike. Raises
@@ -40,6 +45,7 @@ class Fabric:
     hosts: int
     rate_bps: float
     step_s: float = STEP_S
+    efficiency: float = PAYLOAD_SHARE
     order_s: float = ORDER_S
     bulk_flows: int = 0
     share: float = 0.05
@@ -55,6 +61,11 @@ class Fabric:
                 f"{self.hosts} hosts at {self.rate_bps:g} bit/s cannot be simulated",
                 hint="give at least one host and a rate above zero",
             )
+        if not 0 < self.efficiency <= 1:
+            raise ConfigError(
+                f"a link cannot carry {self.efficiency:g} of its rate",
+                hint="give more than 0 and at most 1",
+            )
         if any(not rate > 0 for _, rate in self.rate_changes):
             raise ConfigError("a link's rate falls to nothing", hint="give rates above zero")
         if self.compute_factors and len(self.compute_factors) != self.hosts:
@@ -66,7 +77,7 @@ class Fabric:
     @property
     def loads(self) -> tuple[float, ...]:
         """Bytes on a host's outgoing link for each byte of a bucket."""
-        return (2 * (self.hosts - 1) / self.hosts / PAYLOAD_SHARE,)
+        return (2 * (self.hosts - 1) / self.hosts / self.efficiency,)
 
     @property
     def start_s(self) -> float:
@@ -78,4 +89,6 @@ class Fabric:
         return size * self.loads[0] * 8 / self.rate_bps
 
 
-DEFAULT_BAND = LANE_COUNT
+def lab_fabric(hosts: int, rate_bps: float) -> Fabric:
+    """The fabric of a lab (:mod:`tlsched.lab`) with gloo's ring on it, as it was measured there."""
+    return Fabric(hosts, rate_bps, step_s=LAB_STEP_S, efficiency=LAB_EFFICIENCY)
