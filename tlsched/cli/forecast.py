@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from tlsched.config import format_rate, parse_rate
@@ -53,11 +52,11 @@ def heading(title: str, fabric: Fabric, profile: Profile) -> str:
     )
 
 
-def policy_table(title: str, profile: Profile, fabric: Fabric, found: dict[str, Expected]) -> Table:
+def policy_table(profile: Profile, fabric: Fabric, found: dict[str, Expected]) -> Table:
     """A row a policy, and the floor."""
     from tlsched.planning.compare import floor_s
 
-    table = Table(title=escape(title), title_justify="left")
+    table = Table()
     for name in ("policy", "buckets", "s/iteration", "x ddp", "link use"):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for one in found.values():

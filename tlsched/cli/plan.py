@@ -99,7 +99,8 @@ def plan(
     else:
         console = Console(highlight=False)
         for fabric, found, chosen, line in answers:
-            console.print(policy_table(heading(title, fabric, profile), profile, fabric, found))
+            console.print(escape(heading(title, fabric, profile)), soft_wrap=True)
+            console.print(policy_table(profile, fabric, found))
             console.print(_lane_table(chosen))
             console.print(escape(line), soft_wrap=True)
     if picture is not None:

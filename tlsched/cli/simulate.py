@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tlsched.cli.forecast import (
     Backend,
@@ -75,4 +76,5 @@ def simulate(
     console = Console(highlight=False)
     for fabric, found in answers:
         title = heading(str(profile_file), fabric, profile)
-        console.print(policy_table(title, profile, fabric, found))
+        console.print(escape(title), soft_wrap=True)
+        console.print(policy_table(profile, fabric, found))

@@ -25,6 +25,7 @@ WINDOWS = tuple(
     for power in (4, 3, 2, 1, 0)
     for pieces in (1, 2)
 )
+MUCH = 3.0  # times the computing: not told in percent any more
 LITTLE = 0.02  # a smaller gain is none to speak of
 
 
@@ -78,7 +79,8 @@ def verdict(expected: dict[str, Expected], profile: Profile, fabric: Fabric, rat
     gain = expected["ddp"].iteration_s / expected["kernel"].iteration_s
     most = expected["ddp"].iteration_s / expected["oracle"].iteration_s
     share = fabric.seconds(profile.bytes) / profile.compute_s if profile.compute_s else 0.0
-    part = f"communication is {share:.0%} of computation"
+    much = f"{share:.0f} times the" if share >= MUCH else f"{share:.0%} of"
+    part = f"communication is {much} computation"
     if gain < 1 + LITTLE:
         return f"nothing to gain at {rate}: {part}"
     return f"{gain:.2f}x at {rate} (no schedule gains more than {most:.2f}x): {part}"

@@ -21,6 +21,8 @@ _NOTHING = 1e-9  # of a link's rate: what is left by rounding
 class Transfer(Generic[T]):
     """``left`` bytes on their way; ``loads`` are bytes on each kind of link for each of them.
 
+    One of the loads at least is above zero.
+
     ``band`` 0 is served first. ``what`` is the caller's.
     """
 
@@ -105,19 +107,22 @@ def _band(transfer: Transfer[T]) -> int:
 def _share_fairly(members: list[Transfer[T]], left: list[float], *, bulk: int) -> None:
     """Max-min fairness (Bertsekas and Gallager, Data Networks, 6.5.2); takes it from ``left``.
 
-    One transfer is one connection a link, and every bulk flow another.
+    One transfer is one connection a link, and every bulk flow another; they grow alike in bytes on
+    the link that they load most.
     """
     growing = members
     whole = list(left)
     while growing:
-        loads = [bulk + sum(t.loads[kind] for t in growing) for kind in range(len(left))]
+        loads = [
+            bulk + sum(t.loads[kind] / max(t.loads) for t in growing) for kind in range(len(left))
+        ]
         step = min(
             rest / load
             for kind, (rest, load) in enumerate(zip(left, loads, strict=True))
             if any(t.loads[kind] for t in growing)
         )
         for transfer in growing:
-            transfer.speed += step
+            transfer.speed += step / max(transfer.loads)
         for kind, load in enumerate(loads):
             left[kind] -= step * load
         full = {kind for kind, rest in enumerate(left) if rest <= _NOTHING * whole[kind]}

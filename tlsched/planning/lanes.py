@@ -43,12 +43,19 @@ class Found:
 
 def choose_lanes(
     profile: Profile, fabric: Fabric, *, lane_count: int = LANE_COUNT, hold_back: bool = True
-) -> Found:
+) -> Lanes:
     """The lanes with which an iteration is shortest, as far as the search finds them.
 
     Never worse than equal bytes a lane. ``hold_back``: whether a lane may keep early gradients
     waiting; false for backends that launch all lanes in one order.
     """
+    return find_lanes(profile, fabric, lane_count=lane_count, hold_back=hold_back).lanes
+
+
+def find_lanes(
+    profile: Profile, fabric: Fabric, *, lane_count: int = LANE_COUNT, hold_back: bool = True
+) -> Found:
+    """:func:`choose_lanes`, with the lateness that they leave."""
     search = _Search(profile, fabric)
     search.try_cuts(_Cuts(_equal_bytes(profile, lane_count)))
     if search.floor_reached:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tlsched.planning.fabric import Fabric
 from tlsched.planning.fusing import fused, plan_on, profile_of_plan
-from tlsched.planning.lanes import choose_lanes
+from tlsched.planning.lanes import find_lanes
 from tlsched.planning.lateness import Lanes, iteration_s
 from tlsched.planning.plan import FUSE_BYTES, Plan
 from tlsched.planning.profile import Profile
@@ -27,7 +27,7 @@ def plan_for(profile: Profile, fabric: Fabric, *, hold_back: bool = True) -> Pla
     best: tuple[float, Plan] | None = None
     allowed_s = float("inf")
     for units in fusings(profile, fabric):
-        found = choose_lanes(units, fabric, hold_back=hold_back)
+        found = find_lanes(units, fabric, hold_back=hold_back)
         seconds = profile.compute_s + found.lateness_s
         if best is None:
             allowed_s = seconds  # the first is the standard, which no other may exceed

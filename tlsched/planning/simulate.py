@@ -208,7 +208,13 @@ class _Training:
             self._bytes_on_link += size * fabric.loads[0]
             transfer = Transfer((self, send), max(size, 1.0), fabric.loads, band)
             begin_s = self.simulation.now_s + fabric.start_s
-            self.simulation.at(begin_s, lambda t=transfer: self.simulation.network.add(t))  # type: ignore[misc]  # bound now
+            self.simulation.at(begin_s, lambda t=transfer: self._begin(t))  # type: ignore[misc]  # bound now
+
+    def _begin(self, transfer: Transfer[tuple[_Training, Send]]) -> None:
+        if any(transfer.loads):
+            self.simulation.network.add(transfer)
+        else:  # one host alone: nothing goes over a link
+            self.sent(transfer.what[1])
 
     def _forward(self) -> None:
         """Let forward go as far as its gradients have come."""
