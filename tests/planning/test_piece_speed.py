@@ -27,7 +27,7 @@ def _profile(sizes: list[int], weights: list[float]) -> Profile:
 
 
 EQUAL = _profile([4 * MIB] * 24, [1.0] * 24)
-# One layer holds most of the bytes and computes little, as VGG-16's first dense one does.
+# One layer holds most of the bytes and computes little.
 HUGE = _profile([MIB // 4] * 4 + [MIB] * 4 + [40 * MIB, 7 * MIB, MIB], [2.0] * 8 + [0.2] * 3)
 
 
@@ -46,6 +46,17 @@ def test_pieces_by_need_are_faster_than_buckets_as_they_come(policy: str, profil
     floor_s = max(profile.compute_s, FABRIC.seconds(profile.bytes))
     seconds = seconds_of(profile, policy)
     assert floor_s <= seconds < 0.95 * seconds_of(profile, "fifo")
+
+
+@pytest.mark.parametrize("policy", ["bytescheduler", "prophet"])
+def test_vgg_16_gains_by_pieces(policy: str) -> None:
+    from tlsched.shapes.catalog import layers_of  # needs torch
+    from tlsched.shapes.derive import profile_of_layers
+
+    layers = layers_of("vgg16")
+    size = profile_of_layers(layers, compute_s=1.0).bytes
+    vgg = profile_of_layers(layers, compute_s=FABRIC.seconds(size))
+    assert seconds_of(vgg, policy) < 0.85 * seconds_of(vgg, "fifo")
 
 
 def test_pieces_too_small_and_credit_too_small_cost() -> None:

@@ -8,6 +8,7 @@ and the lane see one thing after another.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -220,8 +221,9 @@ class Assembly:
     def finish(self) -> None:
         """All have arrived, or none will."""
         self._done.set()
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        if self._future is not None:
+            with contextlib.suppress(RuntimeError):  # it is done, if two threads end it at once
+                self._future.set_result(None)
 
     def wait(self, timeout_s: float) -> None:
         """As :meth:`Reduction.wait`. Raises TrainingError while backward runs on this thread.

@@ -56,6 +56,8 @@ class Replanner:
         return self._choose(measured, plan, buckets)
 
     def _choose(self, trace: Trace, plan: Plan, buckets: Sequence[Bucket]) -> Plan | None:
+        if self._agreement.size == 1:
+            return None  # nothing is sent
         done = len(trace.iterations) - 1  # the current one has only begun
         recent = list(islice(trace.iterations, max(0, done - MEASURED), done))
         mine = measured_profile(recent, buckets), seconds_a_byte(recent, buckets)
