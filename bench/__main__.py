@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import attach, bucket, classifier, host, overhead, record, shaping
+from bench import attach, bucket, classifier, host, overhead, record, shaping, simulator
 from bench import step as step_bench
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -88,6 +88,14 @@ def bucket_command(rounds: Rounds = 5, json_file: Json = None) -> None:
     record.save(json_file, "bucket", rows)
 
 
+@app.command("simulator")
+def simulator_command(rounds: Rounds = 3, json_file: Json = None) -> None:
+    """Seconds for one simulated iteration, and for a plan: 64 hosts, 200 buckets; 1,024 and 400."""
+    rows = simulator.measure(rounds)
+    _show("simulator, seconds", ("hosts", "buckets", "what"), "seconds", rows, "{:.3f}")
+    record.save(json_file, "simulator", rows)
+
+
 @app.command("all")
 def all_command(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = RESULTS,
@@ -98,6 +106,7 @@ def all_command(
     attach_command(json_file=out / "attach.json")
     shaping_command(json_file=out / "shaping.json")
     bucket_command(json_file=out / "bucket.json")
+    simulator_command(json_file=out / "simulator.json")
     overhead_command(json_file=out / "overhead.json")
     step_command(json_file=out / "step.json")
 

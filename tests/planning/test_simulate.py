@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -255,3 +256,15 @@ def test_gradients_of_a_bucket_that_arrives_late_stall_forward_there() -> None:
         [0.1 + a_s, 0.1 + a_s + b_s]
     )
     assert result.settled_s == pytest.approx(0.1 + a_s + max(0.05, b_s) + 0.05)
+
+
+@pytest.mark.parametrize(("hosts", "buckets", "most_s"), [(64, 200, 1.0), (1024, 400, 30.0)])
+def test_a_large_cluster_is_simulated_soon(hosts: int, buckets: int, most_s: float) -> None:
+    """Hosts that all compute at their own speed; processor time, since tests share machines."""
+    factors = tuple(1 + host / hosts / 10 for host in range(hosts))
+    fabric = Fabric(hosts, 100e9, step_s=1e-6, compute_factors=factors)
+    profile = equal_layers(buckets, 4_000_000, 1.0, fabric)
+    for name in ("kernel", "oracle"):
+        begin_s = time.process_time()
+        simulate(profile, _policy(name, profile, fabric), fabric, iterations=1)
+        assert time.process_time() - begin_s < most_s

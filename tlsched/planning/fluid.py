@@ -49,6 +49,7 @@ class Fluid(Generic[T]):
         self._share = share
         self._default_band = default_band
         self._moving: list[Transfer[T]] = []
+        self._served: list[Transfer[T]] = []  # those of them that are given any speed
         self._stale = False
 
     def add(self, transfer: Transfer[T]) -> None:
@@ -65,14 +66,14 @@ class Fluid(Generic[T]):
         """Seconds until the first transfer ends if nothing changes; infinite when none moves."""
         if self._stale:
             self._allot()
-        return min((t.left / t.speed for t in self._moving if t.speed > 0), default=math.inf)
+        return min((t.left / t.speed for t in self._served), default=math.inf)
 
     def advance(self, seconds: float) -> list[Transfer[T]]:
         """Let ``seconds`` pass (not beyond the first end) and return what has ended."""
         if self._stale:
             self._allot()
         ended = []
-        for transfer in self._moving:
+        for transfer in self._served:
             moved = transfer.speed * seconds
             transfer.left -= moved
             for kind, load in enumerate(transfer.loads):
@@ -96,8 +97,11 @@ class Fluid(Generic[T]):
         left = [rate * (1.0 - kept) for rate in self.rates]
         for _, members in groupby(sorted(lanes, key=_band), key=_band):
             _share_fairly(list(members), left, bulk=0)
+            if max(left) <= 0:  # with many bands, most of them wait
+                break
         left = [rest + rate * kept for rest, rate in zip(left, self.rates, strict=True)]
         _share_fairly(others, left, bulk=self.bulk)
+        self._served = [t for t in self._moving if t.speed > 0]
 
 
 def _band(transfer: Transfer[T]) -> int:
@@ -126,4 +130,6 @@ def _share_fairly(members: list[Transfer[T]], left: list[float], *, bulk: int) -
         for kind, load in enumerate(loads):
             left[kind] -= step * load
         full = {kind for kind, rest in enumerate(left) if rest <= _NOTHING * whole[kind]}
+        for kind in full:
+            left[kind] = 0.0
         growing = [t for t in growing if not any(t.loads[kind] for kind in full)]
