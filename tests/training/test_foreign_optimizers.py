@@ -143,6 +143,73 @@ class Sharpness(torch.optim.Optimizer):
         return loss
 
 
+class InList(Simple):
+    """Keeps its means in an attribute, by position."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params)
+        self.means = [torch.zeros_like(p) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Momentum, where the shape fits."""
+        for p, mean in zip(self.param_groups[0]["params"], self.means, strict=False):
+            if p.grad is not None and p.shape == mean.shape:
+                p.sub_(mean.mul_(0.9).add_(p.grad), alpha=0.01)
+
+
+class InDict(Simple):
+    """Keeps its means in an attribute, by parameter."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params)
+        self.means: dict[Any, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Momentum."""
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                mean = self.means.setdefault(p, torch.zeros_like(p))
+                p.sub_(mean.mul_(0.9).add_(p.grad), alpha=0.01)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Lookahead: steps with another optimizer, which knows all parameters."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        self.base = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+        super().__init__(self.base.param_groups, {})
+        self.base.param_groups = self.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        """Half of the way that the other goes."""
+        self.base.step()
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                slow = self.state[p].setdefault("slow", p.detach().clone())
+                p.copy_(slow.lerp_(p, 0.5))
+
+
+_ELSEWHERE: dict[int, list[Any]] = {}
+
+
+class Reaches(Simple):
+    """Finds its parameters where no trial looks."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params)
+        self.key = id(self)
+        _ELSEWHERE[self.key] = list(self.param_groups[0]["params"])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Descent."""
+        for p in _ELSEWHERE[self.key]:
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.01)
+
+
 FOREIGN: dict[str, tuple[type[Any], str | None]] = {
     "simple": (Simple, None),
     "keeps the gradient": (KeepsGradient, None),
@@ -151,6 +218,10 @@ FOREIGN: dict[str, tuple[type[Any], str | None]] = {
     "global norm": (GlobalNorm, "GlobalNorm's update of a parameter depends on other"),
     "noisy": (Noisy, "Noisy changes the random generator's state"),
     "own arguments": (OwnArguments, "arguments of the optimizer's own"),
+    "in a list": (InList, "InList changes its attribute 'means'"),
+    "in a dict": (InDict, "InDict changes its attribute 'means'"),
+    "wrapper": (Wrapper, "Wrapper keeps an object of type SGD in its attribute 'base'"),
+    "reaches": (Reaches, "Reaches steps on parameters that are not in its groups"),
     "closure": (Sharpness, "what a foreign optimizer does with a closure"),
 }
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 import tlsched
-from tests.training import models
+from tests.training import compare, models
 from tests.training.faulty import deep_net, step
 from tests.training.ranks import RankPool
 from tlsched.planning.lanes import choose_lanes
@@ -61,6 +61,26 @@ def test_lanes_follow_the_measured_profile_with_the_same_results(two_ranks: Rank
         assert profile is not None
         assert len(plans) >= 3, plans
     assert outcomes[0][1:] == outcomes[1][1:], "ranks went by different plans or profiles"
+
+
+def _train_with_a_hook(rank: int, _size: int) -> models.Tensors:
+    net = deep_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    if rank == 0:
+        optimizer.register_step_post_hook(lambda *_: None)
+    with (
+        compare.listening(),
+        tlsched.schedule(net, optimizer, timeout_s=10, trace=rank == 1),
+    ):
+        for batch in models.batches("mlp", rank, STEPS):
+            step(net, optimizer, batch)
+        return models.parameters(net)
+
+
+def test_a_rank_that_waits_in_step_still_meets_the_others(two_ranks: RankPool) -> None:
+    """A step post-hook on rank 0 only, as loggers put it there."""
+    first, second = two_ranks.run(_train_with_a_hook)
+    assert models.identical(first, second)
 
 
 def test_a_profile_is_saved_and_read_back(two_ranks: RankPool, tmp_path: Path) -> None:

@@ -181,12 +181,11 @@ class Engine:
             self._learn()
         elif self.gradients.policy.barrier:
             self.flush()
-        elif why is not None:
-            self.say(f"step() waits for all gradients: {why}")
-            self.flush()
         else:
-            self.gradients.settle(self.eager)
-            self._replan()
+            if why is not None:
+                self.say(f"step() waits for all gradients: {why}")
+            self.gradients.settle(None if why is not None else self.eager)
+            self._replan()  # a meeting of all ranks, and perhaps only this one has a reason
 
     def _replan(self) -> None:
         """Take the lanes that were chosen anew, if they were."""

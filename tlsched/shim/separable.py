@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from tlsched.errors import ModelRefused
+from tlsched.shim.belongings import Belongings, why_not_tried
 
 # One group of an optimizer: its hyper-parameters, and its parameters.
 Group = dict[str, Any]
@@ -24,7 +25,6 @@ Group = dict[str, Any]
 Part = Sequence[tuple[int, Parameter]]
 
 TRIES = 2
-_NOT_SETTINGS = ("params", "state", "param_groups")
 
 
 class Separability:
@@ -49,34 +49,50 @@ class Separability:
         return self._tries_left > 0 and self.why_whole is None
 
     def step_both_ways(self, parts: Sequence[Part]) -> None:
-        """Step on each of ``parts`` alone, undo that, step on all, which counts, and compare."""
+        """Step on each of ``parts`` alone, undo that, step on all, which counts, and compare.
+
+        An optimizer whose trial could not be undone only steps on all.
+        """
         self._tries_left -= 1
-        name = type(self._optimizer).__name__
-        before = _Record(self._optimizer)
-        alone: list[torch.Tensor] | None = None
+        self.why_whole = why_not_tried(self._optimizer)
+        if self.why_whole is not None:
+            run_part(self._optimizer, None)
+            return
+        before = Belongings(self._optimizer)
+        alone: list[torch.Tensor] = []
         try:
             alone = self._step_alone(parts)
         except Exception as error:
-            kind = type(error).__name__
+            name, kind = type(self._optimizer).__name__, type(error).__name__
             self.why_whole = f"{name} cannot step on a part of its parameters ({kind})"
         before.restore()
         run_part(self._optimizer, None)
-        if alone is not None:
+        if self.why_whole is None:
             self.why_whole = self._difference(before, [p for part in parts for _, p in part], alone)
 
     def _step_alone(self, parts: Sequence[Part]) -> list[torch.Tensor]:
-        """What each parameter is after a step on its part alone; all is left as it was."""
+        """What each parameter is after a step on its part alone; all is left as it was.
+
+        While the first part steps, which no copy of the others stands beside yet, they are copied:
+        an optimizer that reaches past its groups is found before it does harm.
+        """
         groups = [hyperparameters(group) for group in self._optimizer.param_groups]
-        alone = []
+        alone: list[torch.Tensor] = []
         optimizer = snapshot(self._optimizer)
         for members in parts:
-            with _undone(self._optimizer, [p for _, p in members]) as values:
+            mine = {p for _, p in members}
+            others = [] if alone else [p for part in parts for _, p in part if p not in mine]
+            with _kept(others) as reached, _undone(self._optimizer, [p for _, p in members]) as out:
                 run_part(optimizer, _grouped(groups, members))
-            alone += values
+            if reached:
+                name = type(self._optimizer).__name__
+                self.why_whole = f"{name} steps on parameters that are not in its groups"
+                break
+            alone += out
         return alone
 
     def _difference(
-        self, before: _Record, parameters: Sequence[Parameter], alone: Sequence[torch.Tensor]
+        self, before: Belongings, parameters: Sequence[Parameter], alone: Sequence[torch.Tensor]
     ) -> str | None:
         name = type(self._optimizer).__name__
         changed = before.changed()
@@ -87,6 +103,20 @@ class Separability:
         if not all(torch.equal(p.detach(), v) for p, v in zip(parameters, alone, strict=True)):
             return f"{name}'s update of a parameter depends on other parameters"
         return None
+
+
+@contextlib.contextmanager
+def _kept(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
+    """Put ``parameters`` back afterwards. Yields a list that will hold those that had changed."""
+    before = [(p, p._version, p.detach().clone()) for p in parameters]
+    changed: list[Parameter] = []
+    try:
+        yield changed
+    finally:
+        for parameter, version, value in before:
+            if parameter._version != version or not torch.equal(parameter.detach(), value):
+                parameter.detach().copy_(value)
+                changed.append(parameter)
 
 
 @contextlib.contextmanager
@@ -119,43 +149,6 @@ def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
         held = first.clone()
         first.copy_(second)
         second.copy_(held)
-
-
-class _Record:
-    """Copies of what a step may change besides parameters, their gradients and their state."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._groups = [_settings(group) for group in optimizer.param_groups]
-        self._own = _settings(optimizer.__dict__)
-        self._random = torch.get_rng_state()
-
-    def restore(self) -> None:
-        """Put everything back."""
-        optimizer = self._optimizer
-        for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
-            for key in [k for k in group if k not in settings and k not in _NOT_SETTINGS]:
-                del group[key]
-            group.update(copy.deepcopy(settings))
-        for key in _settings(optimizer.__dict__).keys() - self._own.keys():
-            del optimizer.__dict__[key]
-        optimizer.__dict__.update(_settings(self._own))
-        torch.set_rng_state(self._random)
-
-    def changed(self) -> str | None:
-        """What is no longer as it was."""
-        for group, settings in zip(self._optimizer.param_groups, self._groups, strict=True):
-            now = _settings(group)
-            for key in now:
-                if key not in settings or not _same(now[key], settings[key]):
-                    return f"its setting {key!r}"
-        now = _settings(self._optimizer.__dict__)
-        for key in now:
-            if key not in self._own or not _same(now[key], self._own[key]):
-                return f"its attribute {key!r}"
-        if not torch.equal(torch.get_rng_state(), self._random):
-            return "the random generator's state"
-        return None
 
 
 def refuse_unsuitable(optimizer: Optimizer) -> None:
@@ -202,19 +195,3 @@ def _grouped(groups: Sequence[Group], members: Part) -> list[Group]:
     for number, parameter in members:
         by_group.setdefault(number, []).append(parameter)
     return [groups[number] | {"params": them} for number, them in by_group.items()]
-
-
-def _settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Copies of what can be compared; objects of other kinds (hooks, functions) stay out."""
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
-        for key, value in values.items()
-        if key not in _NOT_SETTINGS
-        and isinstance(value, (int, float, complex, str, tuple, list, torch.Tensor, type(None)))
-    }
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
-    return bool(a == b)
