@@ -14,10 +14,12 @@ from rich.table import Table
 
 from bench import attach, bucket, classifier, host, overhead, record, shaping, simulator
 from bench import step as step_bench
+from tlsched.config import parse_rate
+from tlsched.shapes.names import SHAPE_NAMES
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console(highlight=False)
-STEP_POLICIES = "ddp,sync,fifo,lanes,kernel"
+STEP_POLICIES = "ddp,fifo,lanes,kernel"
 RESULTS = Path(__file__).parent / "results"
 
 Rounds = Annotated[int, typer.Option(min=1, help="How often everything is measured, in turn.")]
@@ -58,15 +60,37 @@ def shaping_command(rounds: Rounds = 5, json_file: Json = None) -> None:
 
 @app.command("step")
 def step_command(
+    model: Annotated[str, typer.Option(help="Comma-separated shapes, or all.")] = "vgg16",
+    ratio: Annotated[str, typer.Option(help="Communication over computation, a list.")] = "1",
+    hosts: Annotated[int, typer.Option(min=2, max=16)] = 4,
+    rate: Annotated[str, typer.Option(help="Of every link.")] = "1gbit",
     policies: Annotated[str, typer.Option(help="Comma-separated.")] = STEP_POLICIES,
+    backend: Annotated[str, typer.Option(help="Only allreduce so far.")] = "allreduce",
     rounds: Rounds = 3,
     json_file: Json = None,
 ) -> None:
-    """Seconds an iteration of a replayed VGG-16 at a tenth, 4 hosts, 1 Gbit/s."""
+    """Seconds an iteration of replayed shapes under each policy, and what was expected."""
+    if backend != "allreduce":
+        raise typer.BadParameter("only allreduce so far")
     names = policies.split(",")
-    with _progress(len(names) * rounds) as step:
-        rows, lab = step_bench.measure(names, rounds, step)
-    _show(f"step, floor {rows[0]['floor_s']:.3f} s", ("policy",), "iteration_s", rows, "{:.3f}")
+    models = SHAPE_NAMES if model == "all" else tuple(model.split(","))
+    settings = [
+        step_bench.Setting(shape, float(part), hosts, parse_rate(rate))
+        for shape in models
+        for part in ratio.split(",")
+    ]
+    rows, lab = [], {}
+    with _progress(len(settings) * len(names) * rounds) as step:
+        for setting in settings:
+            more, lab = step_bench.measure(setting, names, rounds, step)
+            rows += more
+    shown = [
+        row | {"of oracle": f"{row['oracle_s'] / row['iteration_s']['median']:.3f}"}
+        | {name: f"{row[name]:.3f}" for name in ("floor_s", "oracle_s", "simulated_s") if row[name]}
+        for row in rows
+    ]
+    columns = ("model", "ratio", "policy", "floor_s", "oracle_s", "simulated_s", "of oracle")
+    _show("step, seconds an iteration", columns, "iteration_s", shown, "{:.3f}")
     record.save(json_file, "step", rows, lab=lab)
 
 

@@ -21,7 +21,9 @@ from tlsched.demo.replay import ReplayedSGD, replayed
 REPLAY_MODEL = "vgg16"
 REPLAY_SCALE = 0.1
 REPLAY_COMPUTE_S = 0.6
-WARMUP = 4  # two iterations learn, the third still starts without an overlap, one more to settle
+# Two iterations learn, seven are measured, then the lanes are chosen anew; two more to settle. The
+# same for all policies.
+WARMUP = 11
 
 
 @dataclass(frozen=True, slots=True)
