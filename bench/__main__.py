@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from tlsched.config import parse_rate
 from tlsched.shapes.names import SHAPE_NAMES
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False)
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 STEP_POLICIES = "ddp,fifo,lanes,kernel"
 RESULTS = Path(__file__).parent / "results"
 
@@ -79,17 +80,14 @@ def step_command(
         for shape in models
         for part in ratio.split(",")
     ]
-    rows, lab = [], {}
+    rows: list[dict[str, Any]] = []
+    lab: dict[str, Any] = {}
     with _progress(len(settings) * len(names) * rounds) as step:
         for setting in settings:
             more, lab = step_bench.measure(setting, names, rounds, step)
             rows += more
-    shown = [
-        row | {"of oracle": f"{row['oracle_s'] / row['iteration_s']['median']:.3f}"}
-        | {name: f"{row[name]:.3f}" for name in ("floor_s", "oracle_s", "simulated_s") if row[name]}
-        for row in rows
-    ]
-    columns = ("model", "ratio", "policy", "floor_s", "oracle_s", "simulated_s", "of oracle")
+    shown = [row | _bounds(row) for row in rows]
+    columns = ("model", "ratio", "policy", "floor", "oracle", "simulated", "of oracle")
     _show("step, seconds an iteration", columns, "iteration_s", shown, "{:.3f}")
     record.save(json_file, "step", rows, lab=lab)
 
@@ -133,6 +131,13 @@ def all_command(
     simulator_command(json_file=out / "simulator.json")
     overhead_command(json_file=out / "overhead.json")
     step_command(json_file=out / "step.json")
+
+
+def _bounds(row: dict[str, Any]) -> dict[str, str]:
+    """What a row of `step` is held against, to be shown."""
+    found = {name: row[f"{name}_s"] for name in ("floor", "oracle", "simulated")}
+    shown = {name: "" if value is None else f"{value:.3f}" for name, value in found.items()}
+    return shown | {"of oracle": f"{row['oracle_s'] / row['iteration_s']['median']:.3f}"}
 
 
 @contextmanager

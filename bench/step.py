@@ -54,9 +54,7 @@ class Setting:
     @property
     def profile(self) -> Profile:
         """What the replayed model computes and sends."""
-        return profile_of_layers(
-            layers_of(self.model), compute_s=self.compute_s, scale=self.scale
-        )
+        return profile_of_layers(layers_of(self.model), compute_s=self.compute_s, scale=self.scale)
 
 
 def measure(

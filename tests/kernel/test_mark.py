@@ -161,7 +161,8 @@ def test_the_attached_links_say_which_dscps(netns_pair: Pair) -> None:
     netns_pair.a.call(control.attach, settings)
     assert netns_pair.a.call(marking.lane_band, 0).dscp == 46
     assert netns_pair.a.call(marking.lane_band, 0, DEFAULT_DSCPS).dscp == DEFAULT_DSCPS[0]
-    hostcli.attach(netns_pair.a, "lo")
+    netns_pair.a.run("ip", "link", "add", "second0", "type", "veth", "peer", "name", "second1")
+    hostcli.attach(netns_pair.a, "second0")
     with pytest.raises(ConfigError, match="different DSCPs"):
         netns_pair.a.call(marking.lane_band, 0)
 
