@@ -90,6 +90,7 @@ def test_flags_alone_are_enough() -> None:
         ('rate = "1gbit"\nshare = "much"', "share = 'much' is not understood"),
         ('rate = "1gbit"\nshare = 2', "out of range"),
         ('rate = "1gbit"\nshare = nan', "out of range"),
+        (f'rate = "1gbit"\nshare = {"9" * 400}', "999 is not understood; write a number"),
         ('rate = "1gbit"\ndscps = [40, "x"]', "dscps = [40, 'x'] is not understood"),
         ('rate = "1gbit"\ndscps = [1]', "distinct DSCPs"),
         ('rate = "1gbit"\nreplace_root = "yes"', "write true or false"),
@@ -123,6 +124,10 @@ def test_the_rate_may_be_left_out(file: Path) -> None:
         ("", "no section [link.eth0]; links there: none"),
         ("[link.eth0\n", "is not TOML: "),
         ("[link.eth0]\n[link.eth0]\n", "is not TOML: "),
+        ("link.eth0 = 3\n", "no section [link.eth0]; links there: none"),
+        (f"[link.eth0]\nrate = {'9' * 5000}\n", "is not TOML: "),
+        (f"[link.eth0]\ntrust.uids = [0x{'f' * 5000}]\n", "is not TOML: "),
+        (f"x = {'[' * 3000}", "is not TOML: "),
     ],
 )
 def test_files_of_another_shape_are_refused(file: Path, text: str, words: str) -> None:

@@ -50,6 +50,7 @@ def test_a_user_may_be_named() -> None:
         ({"uids": ["-1"]}, "no user"),
         ({"uids": [-1]}, "out of range"),
         ({"uids": [2**32 - 1]}, "out of range"),
+        ({"uids": ["9" * 5000]}, "out of range"),
         ({"uids": [True]}, "is no user"),
         ({"uids": [1.5]}, "is no user"),
         ({"uids": [65534]}, "nobody.*cannot name"),

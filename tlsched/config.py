@@ -181,9 +181,7 @@ def check_rate(rate_bps: int, shown: str | None = None) -> None:
 
 def _check_share(share: float, rate_bps: int | None, qdisc: str) -> None:
     if rate_bps is not None and qdisc not in ("auto", "htb"):
-        raise ConfigError(
-            f"a {qdisc} shapes to no rate", hint="leave --rate out, or use --qdisc htb"
-        )
+        raise ConfigError(f"{qdisc} shapes to no rate", hint="leave --rate out, or use --qdisc htb")
     if share == 0 and rate_bps is None and qdisc in ("auto", "prio", "mqprio"):
         return
     if not MIN_SHARE <= share <= MAX_SHARE:  # also false for nan

@@ -76,12 +76,13 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
+        repr(document)  # a number of thousands of digits cannot be shown, nor then refused by name
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror})",
             hint="name the file with --config; `tlsched install-unit` puts a sample in place",
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of tomllib, or Python's own limits
         raise ConfigError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
     for name in document:
         if name not in ("defaults", "link"):
@@ -102,7 +103,8 @@ def _section(document: Mapping[str, Any], path: Path, iface: str) -> dict[str, A
     section = links.get(iface)
     title = section_title(iface)
     if not isinstance(section, dict):
-        there = ", ".join(section_title(name) for name in links) or "none"
+        sections = [name for name, inner in links.items() if isinstance(inner, dict)]
+        there = ", ".join(map(section_title, sections)) or "none"
         quote = " (names with a dot in quotes)" if '"' in title else ""
         raise ConfigError(
             f"{path} has no section {title}; links there: {there}", hint=f"add {title}{quote}"
@@ -161,7 +163,8 @@ def _word(key: str, value: Any) -> str:
 
 def _number(key: str, value: Any) -> float:
     if type(value) in (int, float):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     raise _wrong(key, value, "a number such as 0.05")
 
 

@@ -139,7 +139,10 @@ def _cgroup(path: str) -> str:
 def _uid(user: int | str) -> int:
     if isinstance(user, bool) or not isinstance(user, (int, str)):
         raise ConfigError(f"trusted uid {user} is no user", hint="write a number or a user's name")
-    number = int(user) if isinstance(user, int) or user.isdecimal() else _uid_of_name(user)
+    try:
+        number = int(user) if isinstance(user, int) or user.isdecimal() else _uid_of_name(user)
+    except ValueError:  # more digits than int() reads
+        number = MAX_UID + 1
     if not 0 <= number <= MAX_UID:
         raise ConfigError(f"trusted uid {user} is out of range", hint=f"use 0 to {MAX_UID}")
     if number == OVERFLOW_UID:

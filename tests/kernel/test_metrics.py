@@ -110,3 +110,9 @@ def test_what_cannot_be_written_is_one_line(netns_pair: Pair, tmp_path: Path) ->
     said = tlsched(netns_pair.a, "metrics", "-o", "/dev/null", code=2).stderr
     assert "/dev/null is not a regular file" in said
     assert Path("/dev/null").is_char_device()
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for wrong in (loop, loop / "tlsched.prom", tmp_path / ("x" * 300)):
+        said = tlsched(netns_pair.a, "metrics", "-o", str(wrong), code=2).stderr
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1

@@ -91,6 +91,16 @@ def test_a_tree_that_cannot_be_mended_is_built_again() -> None:
     assert isinstance(second, ch.AddRoot)
 
 
+def test_a_tree_in_which_a_handle_of_ours_stands_elsewhere_is_built_again() -> None:
+    tree = tree_of()
+    link = attached(tree)
+    first, second = (queue for queue in link.qdiscs if queue.handle in (0x71600000, 0x71610000))
+    moved = replace(first, parent=second.parent)
+    others = tuple(queue for queue in link.qdiscs if queue not in (first, second))
+    changes = plan(replace(link, qdiscs=(*others, moved)), tree)
+    assert [type(change) for change in changes[:2]] == [ch.DelRoot, ch.AddRoot]
+
+
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [

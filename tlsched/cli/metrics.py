@@ -54,8 +54,9 @@ def metrics(
 
 def _replace(path: Path, text: str) -> None:
     """Write ``path`` in one step: a file beside it, renamed over it (rename(2))."""
-    path = path.resolve()  # a symbolic link stays one
-    if path.exists() and not path.is_file():  # as root, /dev/null would be replaced too
+    # A symbolic link stays one. Unlike Path's own methods these raise nothing (EACCES, ELOOP).
+    path = Path(os.path.realpath(path))
+    if os.path.lexists(path) and not os.path.isfile(path):  # as root, /dev/null would be replaced
         raise ConfigError(f"{path} is not a regular file", hint="without --output it is printed")
     beside = None
     try:

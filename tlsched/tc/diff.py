@@ -76,11 +76,17 @@ def _can_be_mended(observed: Observed, root: Qdisc, tree: Tree) -> bool:
     """
     if observed.foreign_root_filters or not observed.has_our_root or root.options is None:
         return False
-    if type(root.options) is not type(tree.root):
+    if type(root.options) is not type(tree.root) or _handles_are_taken(observed, tree):
         return False
     if isinstance(tree.root, Htb | Mqprio):
         return same_options(root.options, tree.root) and _same_parents(observed, tree)
     return True
+
+
+def _handles_are_taken(observed: Observed, tree: Tree) -> bool:
+    """Whether somebody gave a handle of ours to a qdisc elsewhere; the kernel refuses it twice."""
+    parents = {item.handle: item.parent for item in observed.qdiscs}
+    return any(parents.get(item.handle, item.parent) != item.parent for item in tree.queues)
 
 
 def _same_parents(observed: Observed, tree: Tree) -> bool:
