@@ -100,12 +100,15 @@ def why_alone(model: Module, parameter: Parameter) -> str:
 
     Raises TrainingError for one of the model's own.
     """
-    for name, own in model.named_parameters():
-        if own is parameter:
-            raise TrainingError(
-                f"{name} has a gradient but requires none, so no rank averages it",
-                hint="call requires_grad_() on it, or leave it out of the optimizer",
-            )
+    # Not model.named_parameters(), which waits for the updates that are due.
+    for prefix, module in model.named_modules():
+        for name, own in module._parameters.items():
+            if own is parameter:
+                raise TrainingError(
+                    f"{f'{prefix}.{name}' if prefix else name} has a gradient but requires none, "
+                    "so no rank averages it",
+                    hint="call requires_grad_() on it, or leave it out of the optimizer",
+                )
     return (
         f"a parameter of shape {tuple(parameter.shape)} is stepped by the optimizer but is no "
         "part of the model: its gradient is not averaged"

@@ -13,7 +13,6 @@ step() returns at once and each module's forward waits for its own parameters on
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -40,6 +39,7 @@ from tlsched.shim.lanes import Lane, mark_lanes, open_lanes
 from tlsched.shim.ordering import what_orders_nothing
 from tlsched.shim.orders import Follower, Leader, open_orders
 from tlsched.shim.separable import refuse_unsuitable
+from tlsched.shim.telling import tell
 from tlsched.shim.trace import Trace
 from tlsched.shim.transport import Transport
 
@@ -281,7 +281,7 @@ class Run:
         """Tell the user once."""
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(f"tlsched: {text}", stacklevel=2)
+            tell(text)
 
     def _opened(self) -> Engine:
         if self._engine is None:
