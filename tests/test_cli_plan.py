@@ -129,6 +129,7 @@ def test_a_users_model_is_planned(tmp_path: Path) -> None:
         (["simulate", "missing.json"], "profile missing.json cannot be read"),
         (["simulate", "mine.py"], "mine.py is not a profile"),
         (["simulate", "p.json", "--policy", "magic"], "no policy 'magic'"),
+        (["simulate", "p.json", "--policy", ","], "no policy is named"),
     ],
 )
 def test_bad_input_is_one_line_and_2(tmp_path: Path, arguments: list[str], wrong: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -180,3 +181,11 @@ def test_the_verdict_is_plain() -> None:
     idle = equal_layers(24, 2_000_000, 0.01)
     line = verdict(expect(idle, FABRIC, wanted), idle, FABRIC, "1gbit")
     assert line == "nothing to gain at 1gbit: communication is 1% of computation"
+
+
+def test_two_hundred_buckets_are_planned_soon() -> None:
+    """About a second on one processor; processor time, since tests share machines."""
+    profile = equal_layers(200, 4_000_000, 1.0)
+    begin_s = time.process_time()
+    plan_for(profile, FABRIC)
+    assert time.process_time() - begin_s < 5.0

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tlsched.demo.replay import gradient_bytes, replayed
+from tlsched.demo.replay import gradient_bytes, replayed, replayed_profile
 from tlsched.shapes.catalog import layers_of
 from tlsched.shapes.names import SHAPE_NAMES
 
@@ -19,6 +19,15 @@ def test_a_replayed_model_has_the_shapes_layers_at_scale(name: str) -> None:
     expected = [layer.scaled(0.001) for layer in layers_of(name) if layer.tensors]
     assert sizes == expected
     assert 4 * sum(sizes) == gradient_bytes(name, 0.001)
+
+
+@pytest.mark.parametrize("name", SHAPE_NAMES)
+def test_a_replayed_models_profile_is_of_its_parameters(name: str) -> None:
+    model = replayed(name, compute_s=0.0, scale=0.001)
+    profile = replayed_profile(name, compute_s=0.6, scale=0.001)
+    expected = [((key,), 4 * weight.numel()) for key, weight in model.named_parameters()]
+    assert [(bucket.names, bucket.bytes) for bucket in profile.buckets] == expected
+    assert profile.compute_s == pytest.approx(0.6)
 
 
 def test_every_parameter_of_a_replayed_model_is_trained() -> None:

@@ -21,6 +21,7 @@ from tlsched.cli.forecast import (
     policy_table,
     row,
 )
+from tlsched.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -62,6 +63,8 @@ def simulate(
     from tlsched.planning.profile import load_profile
 
     names = [name.strip() for text in policies for name in text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("no policy is named", hint="give --policy kernel, or several by commas")
     wanted = fabrics(rates, hosts, backend, step_us, bulk_flows)
     profile = load_profile(profile_file)
     answers = [(fabric, expect(profile, fabric, names)) for fabric in wanted]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from tlsched.planning.profile import Profile
 from tlsched.shapes.catalog import layers_of
-from tlsched.shapes.derive import BACKWARD_OF_FORWARD
+from tlsched.shapes.derive import BACKWARD_OF_FORWARD, profile_of_layers
 from tlsched.shapes.walk import Layer
 
 GRADIENT_BYTES = 4  # of an element: replayed parameters are float32
@@ -33,6 +35,21 @@ def replayed(name: str, *, compute_s: float, scale: float = 1.0) -> ReplayedMode
 def gradient_bytes(name: str, scale: float = 1.0) -> int:
     """Bytes of all gradients of :func:`replayed`."""
     return GRADIENT_BYTES * sum(layer.scaled(scale) for layer in layers_of(name) if layer.tensors)
+
+
+def replayed_profile(name: str, *, compute_s: float, scale: float = 1.0) -> Profile:
+    """The profile of :func:`replayed`, its parameters by their names there: what to simulate."""
+    profile = profile_of_layers(layers_of(name), compute_s=compute_s, scale=scale)
+    read = [layer for layer in layers_of(name) if layer.tensors]
+    buckets = tuple(
+        replace(bucket, names=(f"{_module_name(layer)}.weight",))
+        for bucket, layer in zip(profile.buckets, read, strict=True)
+    )
+    return replace(profile, buckets=buckets)
+
+
+def _module_name(layer: Layer) -> str:
+    return layer.name.replace(".", "_")  # a module's own name may hold no dot
 
 
 class ReplayedModel(nn.Module):
@@ -57,7 +74,7 @@ class ReplayedModel(nn.Module):
             else:
                 weight = owners[layer.again[0]]
             replay = ReplayedLayer(weight, *times_s, clock)
-            self.add_module(layer.name.replace(".", "_"), replay)
+            self.add_module(_module_name(layer), replay)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Pass ``x`` (any shape) through, sleeping."""

@@ -92,6 +92,8 @@ def load_profile(path: str | Path) -> Profile:
         if values.pop("format") != FORMAT:
             raise ValueError("another format")
         buckets = tuple(_bucket(value) for value in values["buckets"])
+        if not buckets:
+            raise ValueError("it has no buckets")
         return Profile(buckets, float(values["forward_s"]), float(values["backward_s"]))
     except OSError as error:
         raise ConfigError(
