@@ -39,9 +39,11 @@ def test_a_profile_is_the_same_after_it_was_kept(tmp_path: Path) -> None:
         {"buckets": [{"names": ["p"], "bytes": -1, "ready_s": 0, "needed_s": 0}]},
         {"buckets": [{"names": ["p"], "bytes": 1, "ready_s": 9e9, "needed_s": 0}]},
         {"buckets": [{"names": ["p"], "bytes": 1, "ready_s": float("nan"), "needed_s": 0}]},
+        {"buckets": [{"names": ["p"], "bytes": 10**300, "ready_s": 0, "needed_s": 0}]},
         {"buckets": 3},
         {"forward_s": float("inf")},
         {"forward_s": -1.0},
+        {"backward_s": 1e300},
         {"backward_s": "soon"},
     ],
 )
@@ -58,9 +60,10 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         load_profile(tmp_path / "nowhere.json")
     with pytest.raises(ConfigError, match="cannot be written"):
         equal_layers(3, 1000, 1.0).save(tmp_path)
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is not a profile"):
-        load_profile(tmp_path / "bytes")
+    for content in (b"\xff\xfe\x00", b"[" * 100_000, b"[]", b"1e999"):
+        (tmp_path / "bytes").write_bytes(content)
+        with pytest.raises(ConfigError, match="is not a profile"):
+            load_profile(tmp_path / "bytes")
 
 
 @given(profiles(), st.lists(st.floats(0.5, 2.0), min_size=1, max_size=5))

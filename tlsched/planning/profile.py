@@ -6,7 +6,6 @@ Times are those of the computing alone, as if the network took none.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 from tlsched.errors import ConfigError
 
 FORMAT = "tlsched profile 1"
+MOST_S = 1e6  # of a pass: more is no time, and too much for the simulation's arithmetic
+MOST_BYTES = 2**50  # of a bucket: more fits in no machine, and in no float exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Profile:
     def __post_init__(self) -> None:
         """Check it."""
         times = (self.forward_s, self.backward_s)
-        if not all(0 <= time_s < math.inf for time_s in times):
+        if not all(0 <= time_s <= MOST_S for time_s in times):
             raise _bad(f"its passes take {self.forward_s} s and {self.backward_s} s")
         before_s = 0.0
         for number, bucket in enumerate(self.buckets):
-            if bucket.bytes < 0 or not 0 <= bucket.ready_s <= self.backward_s:
+            if not 0 <= bucket.bytes <= MOST_BYTES or not 0 <= bucket.ready_s <= self.backward_s:
                 raise _bad(f"bucket {number} has {bucket.bytes} bytes, ready at {bucket.ready_s} s")
             if not before_s <= bucket.needed_s <= self.forward_s:
                 raise _bad(f"bucket {number} is needed at {bucket.needed_s} s")
@@ -99,7 +100,14 @@ def load_profile(path: str | Path) -> Profile:
         raise ConfigError(
             f"profile {path} cannot be read ({error.strerror})", hint="see run.profile.save()"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise ConfigError(
             f"{path} is not a profile ({error})", hint="make one with run.profile.save()"
         ) from error
