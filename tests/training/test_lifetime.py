@@ -18,7 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 import tlsched
-from tests.training import loops, models
+from tests.training import compare, loops, models
+from tests.training.compare import Outcome, hold, outcome, trainer
 from tests.training.faulty import (
     LeaveError,
     deep_net,
@@ -169,3 +170,41 @@ def _freed(rank: int, _size: int, ending: str) -> list[str]:
 @pytest.mark.parametrize("ending", ["normal", "exception"])
 def test_nothing_keeps_the_model_alive(two_ranks: RankPool, ending: str) -> None:
     assert two_ranks.run(_freed, ending) == [[], []]
+
+
+class Backwards(nn.Module):
+    """Uses its layers in another order than it holds them: buckets change after learning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """First to last."""
+        out: torch.Tensor = self.last(torch.tanh(self.middle(torch.tanh(self.first(x)))))
+        return out
+
+
+def _keeping(rank: int, _size: int, policy: str) -> Outcome:
+    torch.manual_seed(3)
+    net = Backwards()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept: list[list[Any]] = []
+    values: list[list[torch.Tensor]] = []
+    with trainer(policy, rank, net, optimizer) as t:
+        for x in compare.data(rank, 5):
+            loops.backward(t.forward(x).square().mean())
+            kept.append([p.grad for p in net.parameters()])
+            values.append([gradient.clone() for gradient in kept[-1]])
+            optimizer.step()
+            optimizer.zero_grad()
+    for gradients, before in zip(kept, values, strict=True):
+        assert models.identical(gradients, before)
+        for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        loops.backward(net(torch.ones(1, 16)).sum())  # accumulates into what was kept
+    return outcome(net, [p.grad for p in net.parameters()])
+
+
+def test_kept_gradients_outlive_their_bucket(two_ranks: RankPool) -> None:
+    hold(two_ranks, _keeping, ddp=False)

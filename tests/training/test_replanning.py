@@ -41,8 +41,13 @@ def _train(
     plans: list[Any] = []
     always = patch.multiple(replanning, choose_lanes=other_lanes, PERIOD=period, MOVED=-1.0)
     with always, tlsched.schedule(net, optimizer, policy=policy, timeout_s=30) as run:
+        was_learning, lanes_before = True, []
         for batch in models.batches("mlp", rank, STEPS):
             step(net, optimizer, batch)
+            if not was_learning:  # what is under way keeps its lane, whatever the new plan says
+                assert [row["lane"] for row in run.report()] == lanes_before
+            was_learning = run.learning
+            lanes_before = [bucket.lane for bucket in run.plan.buckets]
             lanes = tuple(bucket.lane for bucket in run.plan.buckets)
             if not run.learning and (not plans or plans[-1] != lanes):
                 plans.append(lanes)

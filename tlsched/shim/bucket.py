@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from tlsched.shim import pending
 from tlsched.shim.memory import Memory, undisturbed
-from tlsched.shim.promise import Promise
+from tlsched.shim.promise import Promise, Settled
 from tlsched.shim.reduction import Running
 
 
@@ -193,7 +193,8 @@ class Bucket:
     def release(self) -> dict[Parameter, torch.Tensor]:
         """Leave ordinary gradients behind: views of this bucket's memory instead of promises.
 
-        Returns them. The bucket is of no use afterwards and holds no memory.
+        Returns them. The bucket is of no use afterwards and holds no memory. Promises that somebody
+        keeps go on standing for their gradients, and may become ``p.grad`` once more.
         """
         self._unmark()
         self.work = None  # a process group lives as long as a work of it
@@ -203,6 +204,7 @@ class Bucket:
         ):
             if parameter.grad is promise:
                 parameter.grad = left[parameter] = view
+            promise.owner_ = Settled(view)
         self.views = self.promises = ()
         del self._memory, self.flat, self.flags
         return left
@@ -236,7 +238,7 @@ class Bucket:
                 promise.view_ = self.views[index]
                 promises.append(promise)
             else:
-                promise.owner_ = _Settled(promise.view_)
+                promise.owner_ = Settled(promise.view_)
                 promises.append(Promise(self.views[index], self, index))
         self.promises = tuple(promises)
 
@@ -283,21 +285,3 @@ class Bucket:
 def _references(values: tuple[object, ...]) -> list[int]:
     """How many hold each of ``values``, the tuple and this call included."""
     return [sys.getrefcount(value) for value in values]
-
-
-class _Settled:
-    """Stands behind a promise whose bucket has moved on to other memory."""
-
-    def __init__(self, view: torch.Tensor) -> None:
-        self._view = view
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def zero_later(self, index: int) -> bool:
-        """Zero it now."""
-        return False
-
-    def accumulate(self, index: int, gradient: torch.Tensor) -> None:
-        """As any gradient."""
-        self._view.add_(gradient)

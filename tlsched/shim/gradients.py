@@ -130,8 +130,6 @@ class Gradients:
     def follow(self, policy: Policy) -> None:
         """Go by ``policy``, whose plan has the same buckets, from the next round on."""
         self.policy = policy
-        for bucket, planned in zip(self.buckets, policy.plan.buckets, strict=True):
-            bucket.lane = planned.lane
 
     def close(self) -> None:
         """Take the hooks away and leave ordinary tensors in ``p.grad``."""
@@ -220,8 +218,9 @@ class Gradients:
         self._fired.clear()
         self._late.clear()
         self._stale = {id(p) for bucket in self.buckets for p in bucket.due}
-        for bucket in self.buckets:
+        for bucket, planned in zip(self.buckets, self.policy.plan.buckets, strict=True):
             bucket.reset()
+            bucket.lane = planned.lane  # not before: what was under way is waited for there
         self.sending.open_round(self.policy, self.trace)
         torch.autograd.Variable._execution_engine.queue_callback(self._on_backward_end)
 

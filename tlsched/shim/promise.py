@@ -90,6 +90,24 @@ class Promise(torch.Tensor):
         return _use(func, args, kwargs or {}, settle=True)
 
 
+class Settled:
+    """Stands behind a promise whose bucket has moved on to other memory, or is no more."""
+
+    def __init__(self, view: torch.Tensor) -> None:
+        self._view = view
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+
+    def zero_later(self, index: int) -> bool:
+        """Zero it now."""
+        return False
+
+    def accumulate(self, index: int, gradient: torch.Tensor) -> None:
+        """As any gradient."""
+        self._view.add_(gradient)
+
+
 def _use(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, settle: bool
 ) -> Any:
