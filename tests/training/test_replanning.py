@@ -41,7 +41,8 @@ def _train(
     plans: list[Any] = []
     always = patch.multiple(replanning, choose_lanes=other_lanes, PERIOD=period, MOVED=-1.0)
     with always, tlsched.schedule(net, optimizer, policy=policy, timeout_s=30) as run:
-        was_learning, lanes_before = True, []
+        was_learning = True
+        lanes_before: list[int] = []
         for batch in models.batches("mlp", rank, STEPS):
             step(net, optimizer, batch)
             if not was_learning:  # what is under way keeps its lane, whatever the new plan says
