@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tlsched.bands import DEFAULT_BAND, DEFAULT_DSCPS, ROOT_HANDLE, Band, all_bands
 from tlsched.config import check_iface
-from tlsched.errors import ConfigError, HostError, InterfaceMissing, PermissionMissing
+from tlsched.errors import (
+    ConfigError,
+    HostError,
+    InterfaceMissing,
+    PermissionMissing,
+    ProgramMissing,
+)
 from tlsched.linkclassifier import DSCP_ALONE
 from tlsched.tc import classifying, diff, u32
 from tlsched.tc.changes import show
@@ -18,6 +24,7 @@ from tlsched.tc.classifying import matches_of
 from tlsched.tc.drift import ABSENT, Drift, of_changes
 from tlsched.tc.implied import bands_for, guaranteed_share, implied_tree
 from tlsched.tc.kernel import Kernel
+from tlsched.tc.lock import interface_lock
 from tlsched.tc.observed import Observed
 from tlsched.tc.options import Htb
 from tlsched.tc.tree import Tree
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from tlsched.ebpf.maps import Counters
 
 State = Literal["attached", "detached", "drifted"]
+SETTLE_S = 2.0  # an attach in place takes milliseconds, one on a busy machine more
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +103,14 @@ def status(iface: str | None = None) -> list[LinkStatus]:
     with Kernel() as kernel:
         if iface is not None:
             check_iface(iface)
-            return [_link_status(kernel.read(iface))]
+            return [_settled(kernel, kernel.read(iface))]
         found = []
         for name in kernel.interfaces():
             with contextlib.suppress(InterfaceMissing):  # gone since it was listed
-                found.append(kernel.read(name))
-        return [_link_status(observed) for observed in found if observed.carries_ours]
+                observed = kernel.read(name)
+                if observed.carries_ours:
+                    found.append(_settled(kernel, observed))
+        return found
 
 
 def marks_match(program_id: int, bands: Sequence[Band]) -> bool:
@@ -109,6 +119,21 @@ def marks_match(program_id: int, bands: Sequence[Band]) -> bool:
 
     read = [(mark.priority, mark.dscp, mark.classid) for mark in maps.read_marks(program_id)]
     return read == [(band.priority, band.dscp, band.classid) for band in bands]
+
+
+def _settled(kernel: Kernel, observed: Observed) -> LinkStatus:
+    """The state of a link; what looks wrong is read again when nobody is changing it.
+
+    A reading takes several system calls, and an attach may come between them.
+    """
+    with contextlib.suppress(ProgramMissing):
+        found = _link_status(observed)
+        if found.state != "drifted":
+            return found
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(HostError):  # held for longer, by whomever
+            stack.enter_context(interface_lock(observed.ifindex, observed.iface, SETTLE_S))
+        return _link_status(kernel.reread(observed))
 
 
 def _link_status(observed: Observed) -> LinkStatus:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
 
 import pytest
 
@@ -13,6 +16,7 @@ from tlsched.bands import Band, all_bands
 from tlsched.linkstatus import BandStatus, LinkStatus
 from tlsched.tc.changes import AddRoot, DelRoot
 from tlsched.tc.drift import of_changes
+from tlsched.tc.lock import interface_lock
 from tlsched.tc.options import Htb
 
 root = pytest.mark.root
@@ -79,6 +83,27 @@ def test_a_missing_class_is_named_once(netns_pair: Pair) -> None:
     assert [str(drift) for drift in link.drift] == [
         "class 7150:13 (lane3) is absent, should be there"
     ]
+
+
+@root
+def test_a_link_that_is_being_changed_is_not_drifted(netns_pair: Pair) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    attach(host, dev)
+    limit = ["tc", "qdisc", "change", "dev", dev, "parent", "7150:11", "handle", "7161:", "bfifo"]
+    states: list[str] = []
+    reader = threading.Thread(
+        target=lambda: states.extend(link.state for link in status(host, dev))
+    )
+    with contextlib.ExitStack() as changing:
+        host.call(
+            changing.enter_context, interface_lock(host.call(socket.if_nametoindex, dev), dev)
+        )
+        host.run(*limit, "limit", "3000")
+        reader.start()
+        time.sleep(0.2)  # the reader has seen it by then, or will see the end of the change
+        host.run(*limit, "limit", "1000000")
+    reader.join()
+    assert states == ["attached"]
 
 
 def test_a_tree_to_be_built_anew_is_one_line() -> None:

@@ -113,6 +113,13 @@ def test_nohup_holds(parent: Path) -> None:
     assert int(said.split()[1], 16) & (1 << signal.SIGHUP - 1)
 
 
+def test_closed_descriptors_stay_closed(parent: Path) -> None:
+    argv = argv_of(parent, "sh", "-c", "test -e /proc/self/fd/1 && exit 3; exit 4")
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *argv], timeout=60)
+    assert done.returncode == 4
+    nothing_is_left(parent)
+
+
 def test_exit_codes_are_the_commands(parent: Path, tmp_path: Path) -> None:
     odd, orphaned = tmp_path / "odd", tmp_path / "orphaned"
     odd.write_bytes(b"\0no program")

@@ -35,7 +35,8 @@ def check_runs(program: str) -> None:
 
 def become(argv: list[str]) -> NoReturn:
     """Turn this process into the command: nothing stands in between. Errors as of check_runs."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it was closed from the start
+        sys.stdout.flush()
     # Python ignores these two, and what is ignored stays so across execve(2).
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
