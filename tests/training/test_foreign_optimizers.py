@@ -191,6 +191,24 @@ class Wrapper(torch.optim.Optimizer):
                 p.copy_(slow.lerp_(p, 0.5))
 
 
+class SharedCount(Simple):
+    """One step count, in the state of every parameter."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params)
+        count = torch.zeros(())
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["count"] = count
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Ever shorter."""
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                self.state[p]["count"] += 1
+                p.sub_(p.grad / self.state[p]["count"], alpha=0.1)
+
+
 _ELSEWHERE: dict[int, list[Any]] = {}
 
 
@@ -221,6 +239,7 @@ FOREIGN: dict[str, tuple[type[Any], str | None]] = {
     "in a list": (InList, "InList changes its attribute 'means'"),
     "in a dict": (InDict, "InDict changes its attribute 'means'"),
     "wrapper": (Wrapper, "Wrapper keeps an object of type SGD in its attribute 'base'"),
+    "shared count": (SharedCount, "SharedCount keeps one tensor in the state of several"),
     "reaches": (Reaches, "Reaches steps on parameters that are not in its groups"),
     "closure": (Sharpness, "what a foreign optimizer does with a closure"),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ def why_not_tried(optimizer: Optimizer) -> str | None:
     name = type(optimizer).__name__
     if any(not isinstance(key, torch.Tensor) for key in optimizer.state):
         return f"{name} keeps state that belongs to no parameter"
+    tensors = [id(t) for t in _tensors(optimizer.state)]
+    if len(tensors) > len(set(tensors)):
+        return f"{name} keeps one tensor in the state of several parameters"
     for group in optimizer.param_groups:
         for key, value in _settings(group).items():
             if (kind := _opaque(value)) is not None:
@@ -118,6 +122,12 @@ def _opaque(value: Any) -> str | None:
     else:
         return f"an object of type {type(value).__name__}"
     return next((kind for each in inner if (kind := _opaque(each)) is not None), None)
+
+
+def _tensors(state: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
+    for of_parameter in state.values():
+        if isinstance(of_parameter, dict):
+            yield from (value for value in of_parameter.values() if isinstance(value, torch.Tensor))
 
 
 def _first_difference(now: _Settings, before: _Settings) -> str | None:
