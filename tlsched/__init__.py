@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tlsched.errors import TlschedError
 
 if TYPE_CHECKING:
-    from tlsched.shim.training import Run, schedule
+    from tlsched.shim.run import Run
+    from tlsched.shim.training import schedule
 
 __version__ = "0.1.0"
 __all__ = ["Run", "TlschedError", "__version__", "schedule"]
