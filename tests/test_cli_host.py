@@ -113,3 +113,25 @@ heavy = [m for m in sys.modules if m.split(".")[0] in ("torch", "bcc", "_tlsched
 assert not heavy, heavy
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_second_signal_does_not_interrupt_the_cleaning_up() -> None:
+    script = """
+import os, signal, sys
+from tlsched import cli
+
+@cli.app.command()
+def work():
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("cleaned up")
+
+sys.argv = ["tlsched", "work"]
+cli.main()
+"""
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (129, "cleaned up\n"), done.stderr

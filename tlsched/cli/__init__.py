@@ -24,6 +24,7 @@ from tlsched import __version__
 from tlsched.errors import TlschedError
 
 EXIT_UNWRITTEN = 5
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
     name="tlsched",
@@ -51,6 +52,10 @@ def _options(
 
 
 def _end(number: int, _frame: object) -> None:
+    # Once is enough: a terminal that closes sends SIGHUP twice, the kernel's and the shell's, and
+    # the second would interrupt the undoing.
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -71,7 +76,7 @@ def main() -> None:
     # `detach` takes, measured. Frozen objects are not searched.
     atexit.register(gc.freeze)
     # As Ctrl-C does, so that whoever holds a lab or a half-made change still cleans up.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish is not ours to overrule
             signal.signal(number, _end)
     try:
