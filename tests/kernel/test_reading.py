@@ -86,6 +86,14 @@ def test_a_missing_class_is_named_once(netns_pair: Pair) -> None:
 
 
 @root
+def test_a_link_has_one_name_in_what_is_read(netns_pair: Pair) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    host.run("ip", "link", "property", "add", "dev", dev, "altname", "fabric0")
+    attach(host, "fabric0")
+    assert [link.iface for link in status(host, "fabric0")] == [dev]
+
+
+@root
 def test_a_link_that_is_being_changed_is_not_drifted(netns_pair: Pair) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     attach(host, dev)

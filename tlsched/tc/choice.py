@@ -73,9 +73,7 @@ def _strict(settings: LinkSettings, device: Device, features: KernelFeatures) ->
     ets = settings.qdisc in ("auto", "ets") and settings.share > 0
     if ets and features.ets:
         return Choice("ets", None, settings.share)
-    without: tuple[str, ...] = (
-        () if not ets else ("the kernel lacks the qdisc ets (CONFIG_NET_SCH_ETS)",)
-    )
+    without: tuple[str, ...] = (NO_ETS,) if ets else ()
     if settings.qdisc == "ets":
         raise FeatureMissing(NO_ETS, hint="leave --qdisc out, or give --rate")
     content = settings.default_share is None or settings.share == 0 or settings.qdisc == "prio"

@@ -68,15 +68,18 @@ class Kernel:
 
     def read(self, iface: str) -> Observed:
         """All that tlsched looks at on ``iface``. InterfaceMissing when there is none."""
-        return self._read(iface, interface_index(iface))
+        return self._read_number(interface_index(iface), iface)
 
     def reread(self, before: Observed) -> Observed:
         """The same interface again, whatever its name is by now. InterfaceMissing if it went."""
+        return self._read_number(before.ifindex, before.iface)
+
+    def _read_number(self, ifindex: int, known_as: str) -> Observed:
         try:
-            iface = socket.if_indextoname(before.ifindex)
+            iface = socket.if_indextoname(ifindex)  # ``known_as`` may be an alternative name
         except OSError as error:
-            raise _disappeared(before.iface) from error
-        return self._read(iface, before.ifindex)
+            raise _disappeared(known_as) from error
+        return self._read(iface, ifindex)
 
     def _read(self, iface: str, ifindex: int) -> Observed:
         try:
