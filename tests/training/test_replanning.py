@@ -13,7 +13,7 @@ import tlsched
 from tests.training import compare, models
 from tests.training.faulty import deep_net, step
 from tests.training.ranks import RankPool
-from tlsched.planning.lanes import choose_lanes
+from tlsched.planning.fusing import fused, plan_on
 from tlsched.planning.profile import Profile, load_profile
 from tlsched.shim import replanning
 from tlsched.shim.profiling import measured_profile, seconds_a_byte
@@ -26,20 +26,19 @@ def _train(
     rank: int, _size: int, policy: str, period: int
 ) -> tuple[Any, list[Any], Profile | None]:
     """Parameters, the plans that were in force, and the profile. Lanes change with each plan."""
-    real = choose_lanes
     turns = itertools.count()
 
-    def other_lanes(profile: Profile, fabric: Any, **options: Any) -> Any:
-        chosen = real(profile, fabric, **options)
+    def other_plan(profile: Profile, fabric: Any, **options: Any) -> Any:
+        """Other lanes each time, and now and then other buckets."""
         turn = next(turns)
-        # What is chosen may be what was there: rotate, that lanes certainly change.
-        lanes = tuple((lane + 1 + turn) % 6 for lane in chosen.lanes)
-        return type(chosen)(lanes, chosen.launch_order)
+        units = fused(profile, sum(b.bytes for b in profile.buckets[:2])) if turn == 2 else profile
+        lanes = [(number + turn) % 6 for number in range(len(units.buckets))]
+        return plan_on(units, lanes, units.launch_order)
 
     net = deep_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     plans: list[Any] = []
-    always = patch.multiple(replanning, choose_lanes=other_lanes, PERIOD=period, MOVED=-1.0)
+    always = patch.multiple(replanning, plan_for=other_plan, PERIOD=period, MOVED=-1.0)
     with always, tlsched.schedule(net, optimizer, policy=policy, timeout_s=30) as run:
         was_learning = True
         lanes_before: list[int] = []
@@ -101,7 +100,7 @@ def test_a_profile_is_saved_and_read_back(two_ranks: RankPool, tmp_path: Path) -
 
 class _Sized:
     def __init__(self, name: str, size: int) -> None:
-        self.names, self.bytes = (name,), size
+        self.names, self.bytes, self.kind = (name,), size, "any"
 
 
 def test_waits_are_taken_out_of_the_profile() -> None:

@@ -144,6 +144,11 @@ class Bucket:
         return self.flat.numel() * self.flat.element_size()
 
     @property
+    def kind(self) -> str:
+        """What the members of a bucket must share."""
+        return f"{self.flat.dtype} on {self.flat.device}"
+
+    @property
     def everywhere_used(self) -> bool:
         """Whether this rank produced a gradient for each parameter in the last backward."""
         return all(self.filled)

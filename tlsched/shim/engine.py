@@ -14,24 +14,24 @@ from typing import Any
 
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from tlsched.errors import TrainingError
 from tlsched.planning.plan import Plan, make_plan
 from tlsched.planning.policies import Policy, PolicySettings, in_one_order, make_policy
 from tlsched.planning.profile import Profile
-from tlsched.shim import compiled, learning, membership, reads
+from tlsched.shim import learning, membership, reads
 from tlsched.shim.accumulation import Hook
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.gradients import Gradients
-from tlsched.shim.guards import Readers, guard_modules
+from tlsched.shim.guards import Readers
 from tlsched.shim.lanes import Lane
 from tlsched.shim.optimizer import DeferredOptimizer
 from tlsched.shim.orders import Follower, Leader
+from tlsched.shim.outside import OutsideReads
 from tlsched.shim.replanning import Replanner
 from tlsched.shim.sparse import SparseGradients, sparse_parameters
 from tlsched.shim.trace import Trace
+from tlsched.shim.waiting import Waits
 
 # Two, because what is read between step() and the next forward shows only in the second.
 LEARNING_STEPS = 2
@@ -40,6 +40,7 @@ LEARNING_STEPS = 2
 class Engine:
     """Trains ``model`` over ``lanes``; ``say`` tells once, ``strict`` raises on late reads.
 
+    ``start_s`` is what an all-reduce of nothing takes.
     Nothing happens before :meth:`start`.
     """
 
@@ -55,17 +56,16 @@ class Engine:
         timeout_s: float,
         strict: bool,
         trace: Trace | None,
+        start_s: float,
         say: Callable[[str], None],
     ) -> None:
         self.model = model
         self.say = say
         self._given_trace = trace
         self._replanner: Replanner | None = None
-        self.strict = strict
         self.steps: dict[DeferredOptimizer, int] = {}
         self.eager: list[Bucket] = []
         self.backwards = 0
-        self.late: dict[str, int] = {}
         self.whole: str | None = None
         self._agreement = agreement
         self._lanes = lanes
@@ -73,10 +73,12 @@ class Engine:
         self._settings = settings
         self._orders = orders
         self._timeout_s = timeout_s
-        self._guards: list[RemovableHandle | compiled.Boundary] = []
+        self.outside = OutsideReads(self, say, strict=strict)
+        self._waits = Waits(model, lambda: self.trace)
+        self._learned: Readers | None = None
+        self._start_s = start_s
         self._joining: list[Hook] = []
         self._joined = False
-        self._walked = False
         self._ids: list[tuple[int, ...]] = []
         self.sparse = SparseGradients(sparse_parameters(model), lanes[0], agreement.size)
         self._begin_to_learn()
@@ -92,7 +94,7 @@ class Engine:
         """Take the recorder and the guards out of the model."""
         if self._readers is not None:
             self._readers.stop()
-        self._take_guards()
+        self._waits.remove()
 
     def close(self) -> None:
         """Leave ordinary gradients behind. Waits for nobody."""
@@ -129,39 +131,19 @@ class Engine:
         with self._unwatched():
             self.gradients.settle()
 
-    def settle_updates(self) -> None:
-        """Somebody reads the parameters from outside: do the updates that are due."""
-        if any(bucket.updates for bucket in self.gradients.buckets):
-            self.flush()
-
     def steps_with(self, optimizer: Optimizer) -> bool:
-        """See :class:`tlsched.shim.reads.Watching`."""
+        """Whether ``optimizer`` is one of this context's."""
         return any(one.optimizer is optimizer for one in self.steps)
 
-    def enter_compiled(self) -> None:
-        """See :class:`tlsched.shim.reads.Watching`."""
-        if any(bucket.updates for bucket in self.gradients.buckets):
-            self.say(
-                "a compiled function waits for every update; give schedule() the compiled module "
-                "to wait for its own parameters only"
-            )
-            self.flush()
-
-    def walk_parameters(self) -> None:
-        """See :class:`tlsched.shim.reads.Watching`."""
-        if self.learning:
-            self._walked = self._walked or self._between_step_and_forward()
-        elif any(bucket.updates for bucket in self.gradients.buckets):
-            if self.strict and not self._walked:
-                self.read_late(next(b for b in self.gradients.buckets if b.updates).names[0])
-            self.say(
-                "model.parameters() between step() and forward waits for every update; use "
-                "optimizer.zero_grad() to clear gradients"
-            )
-            self.flush()
-
-    def _between_step_and_forward(self) -> bool:
+    @property
+    def before_forward(self) -> bool:
+        """Whether step() was called and no forward has read anything since."""
         return any(self.steps.values()) and not (self._readers and self._readers.need_order)
+
+    @property
+    def due(self) -> Iterator[Bucket]:
+        """The buckets on which updates are due."""
+        return (bucket for bucket in self.gradients.buckets if bucket.updates)
 
     def before_step(self) -> None:
         """See :class:`tlsched.shim.optimizer.Context`."""
@@ -194,8 +176,13 @@ class Engine:
         gradients = self.gradients
         plan = self._replanner.after_step(gradients.policy.plan, gradients.buckets)
         gradients.trace = self.trace
-        if plan is not None:
+        if plan is None:
+            return
+        if [b.names for b in plan.buckets] == [b.names for b in gradients.buckets]:
             gradients.follow(self._policy(plan))
+        else:
+            self.flush()
+            self._overlap(plan, gradients.firings)
 
     def backward_began(self) -> None:
         """See :class:`tlsched.shim.backward.Listener`."""
@@ -236,13 +223,7 @@ class Engine:
 
     def read_late(self, name: str) -> None:
         """See :class:`tlsched.shim.gradients.Watcher`."""
-        if self.strict:
-            raise TrainingError(
-                f"{name} is read where tlsched never saw it read while it learned, and its update "
-                "is still due",
-                hint="call run.flush() before this read, or leave strict out: the read then waits",
-            )
-        self.late[name] = self.late.get(name, 0) + 1
+        self.outside.read_late(name)
 
     def outside_buckets(self, parameter: Parameter) -> None:
         """See :class:`tlsched.shim.optimizer.Context`."""
@@ -319,35 +300,39 @@ class Engine:
         watched, self._readers = self._readers, None
         assert watched is not None
         watched.stop()
-        learned = self.gradients
+        self._learned = watched
         order = learning.need_order(watched, self._names)
         mine = make_plan(
             learning.facts(order, self._names, watched.first_module),
-            learning.ready_rank(learned, order, self._names),
+            learning.ready_rank(self.gradients, order, self._names),
         )
-        plan, firings = self._agreement.from_rank_0("plan", (mine, learned.firings))
+        plan, firings = self._agreement.from_rank_0("plan", (mine, self.gradients.firings))
         membership.refuse_different(mine, plan)
         self._agreement.require_same("plan", [plan.digest()])
+        self._overlap(plan, firings)
+        if self.gradients.policy.lane_count > 1:
+            self._replanner = Replanner(
+                self._agreement,
+                self._given_trace,
+                self._start_s,
+                hold_back=not self._lanes[0].transport.one_order,
+                choose=not self.gradients.policy.pieces,
+            )
+
+    def _overlap(self, plan: Plan, firings: dict[str, int]) -> None:
+        """Go by ``plan`` from now on, with the buckets that it has; nothing may be under way."""
+        before, learned = self.gradients, self._learned
+        assert learned is not None
         self.gradients = self._new_gradients(
             self._policy(plan),
             learning=False,
             firings=firings,
             trace=self.trace,
-            earlier=learned.hand_over(),
+            earlier=before.hand_over(),
         )
         self.sparse.attach(self.gradients)
-        self.gradients.enabled = learned.enabled
-        if self.gradients.policy.lane_count > 1:
-            self._replanner = Replanner(
-                self._agreement,
-                self._given_trace,
-                hold_back=not self._lanes[0].transport.one_order,
-            )
-        needs, self.eager = learning.needs(self.model, watched, self.gradients)
-        self._guards = [
-            *guard_modules(self.model, needs, self._wait_for),
-            *compiled.guard(self.model, needs, self._wait_for),
-        ]
+        self.gradients.enabled = before.enabled
+        self.eager = self._waits.place(learned, self.gradients)
 
     def _policy(self, plan: Plan) -> Policy:
         settings = self._settings
@@ -356,18 +341,3 @@ class Engine:
             settings = replace(settings, profile=measured.profile, fabric=measured.fabric)
         policy = make_policy(self._policy_name, plan, settings)
         return in_one_order(policy) if self._lanes[0].transport.one_order else policy
-
-    def _take_guards(self) -> None:
-        for guard in self._guards:
-            guard.remove()
-        self._guards = []
-
-    def _wait_for(self, buckets: tuple[Bucket, ...]) -> None:
-        for bucket in buckets:
-            if self.trace is not None:
-                self.trace.needed(bucket.index)
-            if bucket.pending:
-                before_s = bucket.waited_s
-                bucket.settle()
-                if self.trace is not None:
-                    self.trace.waited(bucket.waited_s - before_s)

@@ -30,6 +30,7 @@ from tlsched.shim.reduction import Reduction
 from tlsched.shim.roster import Roster
 from tlsched.shim.transport import GLOO, Transport
 
+STARTS = 5  # all-reduces that are tried for how long one takes to start
 _SPARE_FDS = 16  # for the store's and the program's own passing needs
 # What gloo says when its timer ran out, and of a pair that it closed for that reason.
 _TIME_IS_UP = ("Timed out waiting", "Application timeout")
@@ -63,6 +64,19 @@ class Lane:
     def all_reduce(self, flat: torch.Tensor) -> Reduction:
         """Start summing the contiguous tensor ``flat`` over all ranks, in place."""
         return self._watched(self.group.allreduce([flat], self._sum))
+
+    def start_s(self, device: torch.device) -> float:
+        """Seconds that an all-reduce of next to nothing takes: the least of several."""
+        times = []
+        for _ in range(STARTS):
+            began_s = time.perf_counter()
+            started = self.all_reduce(torch.zeros(1, device=device))
+            try:
+                started.wait(self.timeout_s)
+            except RuntimeError as error:
+                raise self.failure(f"trying lane {self.index}", error) from error
+            times.append(time.perf_counter() - began_s)
+        return min(times)
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite ``tensors`` (any strides) with rank 0's values."""

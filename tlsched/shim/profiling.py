@@ -55,7 +55,7 @@ def _profile_of(iteration: Iteration, buckets: Sequence[Bucket]) -> Profile | No
         # Need order was learned; a bucket that is now asked for earlier is needed no later.
         before_s = min(max(before_s, needed[index]), forward_s)
         ready_s = min(max(0.0, iteration.ready_s[index] - iteration.began_s), backward_s)
-        measured.append(BucketProfile(bucket.names, bucket.bytes, ready_s, before_s))
+        measured.append(BucketProfile(bucket.names, bucket.bytes, ready_s, before_s, bucket.kind))
     return Profile(tuple(measured), forward_s, backward_s)
 
 

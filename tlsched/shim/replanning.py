@@ -1,7 +1,8 @@
-"""Lanes chosen anew from what a training run measures, on all ranks at the same step.
+"""Lanes and buckets chosen anew from what a training run measures, on all ranks at the same step.
 
 The first plan knows sizes only. After a few overlapped iterations all ranks tell each other what
-they measured, take the slowest of each time, and choose the lanes by simulated time. Now and then
+they measured, take the slowest of each time, and choose by simulated time which neighbours to send
+as one bucket (each all-reduce costs a ring's latency) and on which lane. Now and then
 they measure again, and choose again when the network's speed has moved.
 """
 
@@ -12,8 +13,8 @@ from dataclasses import replace
 from itertools import islice
 
 from tlsched.planning.fabric import Fabric
-from tlsched.planning.lanes import choose_lanes
 from tlsched.planning.plan import Plan
+from tlsched.planning.planner import plan_for
 from tlsched.planning.profile import Profile, slowest_profile
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.bucket import Bucket
@@ -30,15 +31,27 @@ class Replanner:
     """Tells after each step() whether there is a new plan.
 
     ``profile`` and ``fabric`` are what the last plan was made from, equal on all ranks. ``trace``
-    records while a measurement is on, and is None otherwise unless it was given.
+    records while a measurement is on, and is None otherwise unless it was given. ``start_s`` is
+    what an all-reduce of nothing takes; ``choose`` whether lanes and buckets are to be chosen, and
+    not only measured for the policy itself.
     """
 
-    def __init__(self, agreement: Agreement, trace: Trace | None, *, hold_back: bool) -> None:
+    def __init__(
+        self,
+        agreement: Agreement,
+        trace: Trace | None,
+        start_s: float,
+        *,
+        hold_back: bool,
+        choose: bool,
+    ) -> None:
         self.profile: Profile | None = None
         self.fabric: Fabric | None = None
         self._agreement = agreement
         self._given = trace
+        self._start_s = start_s
         self._hold_back = hold_back
+        self._choose_lanes = choose
         self._seconds_a_byte: float | None = None
         self._steps = 0
         self._begin = SKIPPED
@@ -70,10 +83,11 @@ class Replanner:
         if before is not None and abs(now - before) <= MOVED * before:
             return None
         self.profile, self._seconds_a_byte = slowest_profile(profiles), now
-        hosts = Fabric(self._agreement.size, 1.0)
+        size = self._agreement.size
+        hosts = Fabric(size, 1.0, step_s=self._start_s / (2 * (size - 1)))
         self.fabric = replace(hosts, rate_bps=8 * hosts.loads[0] / now)
-        chosen = choose_lanes(self.profile, self.fabric, hold_back=self._hold_back)
+        if not self._choose_lanes:
+            return plan
+        chosen = plan_for(self.profile, self.fabric, hold_back=self._hold_back)
         # Ranks may run on different processors: floating point may choose differently.
-        lanes, order = self._agreement.from_rank_0("lanes", (chosen.lanes, chosen.launch_order))
-        planned = zip(plan.buckets, lanes, strict=True)
-        return Plan(tuple(replace(bucket, lane=lane) for bucket, lane in planned), order)
+        return self._agreement.from_rank_0("plan", chosen)

@@ -28,7 +28,9 @@ def rows(engine: Engine) -> list[dict[str, Any]]:
             "waited_s": bucket.waited_s,
             "why": _why(engine, bucket),
             "at_once": dict(bucket.at_once),
-            "read_late": {n: engine.late[n] for n in bucket.names if n in engine.late},
+            "read_late": {
+                n: engine.outside.late[n] for n in bucket.names if n in engine.outside.late
+            },
         }
         for bucket in engine.gradients.buckets
     ]

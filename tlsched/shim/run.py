@@ -157,6 +157,8 @@ class Run:
         if self._traits.dictated:
             self._orders = open_orders(agreement, self._lanes[PIECES_LANE], self._tuning)
         self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
+        device = next(self.model.parameters()).device
+        start_s = max(agreement.gather("lanes' speed", self._lanes[0].start_s(device)))
         self._engine = engine = Engine(
             self.model,
             agreement,
@@ -167,12 +169,13 @@ class Run:
             timeout_s=self._timeout_s,
             strict=self._strict,
             trace=self.trace,
+            start_s=start_s,
             say=self._say,
         )
         if self._broadcast_buffers:
             self._buffers = Buffers(self.model, self._lanes[0], lambda: engine.backwards)
         engine.start(self._given_optimizers)
-        reads.watch(engine)
+        reads.watch(engine.outside)
         backward.watch(engine)
 
     def _tuning(self) -> Tuning | None:
@@ -230,7 +233,7 @@ class Run:
                 if error is not None:
                     parts.callback(self._finish, engine.gradients, error)
                 parts.callback(engine.stop_watching)
-                parts.callback(reads.unwatch, engine)
+                parts.callback(reads.unwatch, engine.outside)
                 parts.callback(backward.unwatch, engine)
             if self._buffers is not None:
                 parts.callback(self._buffers.close)
