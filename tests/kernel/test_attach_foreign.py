@@ -131,6 +131,7 @@ def test_an_interface_renamed_meanwhile(netns_pair: Pair, fails: bool) -> None:
 
 @pytest.mark.stock_kernel
 @pytest.mark.parametrize("side", ["ingress_block", "egress_block"])
+@pytest.mark.lengthy
 def test_a_clsact_that_shares_a_block_is_not_deleted(netns_pair: Pair, side: str) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     attach(host, dev)

@@ -67,6 +67,7 @@ def test_others_filters_survive(netns_pair: Pair, hook: str, when: str) -> None:
 
 
 @pytest.mark.stock_kernel
+@pytest.mark.lengthy
 def test_an_empty_clsact_that_was_there_before_survives(netns_pair: Pair) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     host.run("tc", "qdisc", "add", "dev", dev, "clsact")

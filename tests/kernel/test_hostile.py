@@ -105,6 +105,7 @@ def test_a_change_of_trust_takes_effect_on_open_sockets(netns_pair: Pair, group:
 
 
 @pytest.mark.stock_kernel
+@pytest.mark.lengthy
 def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
     host, lane = netns_pair.a, lane_bands()[0]
     introduce(netns_pair)
@@ -119,6 +120,7 @@ def test_a_uid_is_the_owner_of_the_socket(netns_pair: Pair) -> None:
 
 
 @pytest.mark.stock_kernel
+@pytest.mark.lengthy
 def test_below_a_trusted_cgroup_is_trusted_and_above_is_not(netns_pair: Pair, group: Path) -> None:
     host, below = netns_pair.a, group / "job" / "worker"
     below.mkdir(parents=True)

@@ -63,6 +63,7 @@ def _name(sock: socket.socket) -> str:
 @pytest.mark.stock_kernel
 @root
 @pytest.mark.parametrize("version", ["v4", "v6"])
+@pytest.mark.lengthy
 def test_a_lanes_socket_is_found_with_what_waits_in_it(netns_pair: Pair, version: str) -> None:
     host = netns_pair.b.v4 if version == "v4" else netns_pair.b.v6
     with stuck(netns_pair, LANES[1], host) as sock, stuck(netns_pair, None, host):

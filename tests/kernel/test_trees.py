@@ -73,6 +73,7 @@ def test_attach_status_detach(make_netns: Make, kind: Kind) -> None:
 
 
 @each_kind
+@pytest.mark.lengthy
 def test_each_band_has_its_own_queue(make_netns: Make, kind: Kind) -> None:
     host, _ = link_for(kind, make_netns)
     attach(host, DEV, **kind.settings)
@@ -88,6 +89,7 @@ def test_each_band_has_its_own_queue(make_netns: Make, kind: Kind) -> None:
 
 
 @each_kind
+@pytest.mark.lengthy
 def test_twice_is_once_and_other_settings_change_in_place(make_netns: Make, kind: Kind) -> None:
     host, _ = link_for(kind, make_netns)
     attach(host, DEV, **kind.settings)
@@ -102,6 +104,7 @@ def test_twice_is_once_and_other_settings_change_in_place(make_netns: Make, kind
 
 
 @pytest.mark.parametrize("first", KINDS)
+@pytest.mark.lengthy
 def test_one_tree_takes_the_others_place(make_netns: Make, first: str) -> None:
     host, _ = link_for(KINDS[first], make_netns)
     before = snapshot(host, DEV)
@@ -140,6 +143,7 @@ STRICT_DRIFTS = {
 
 
 @pytest.mark.parametrize("what", STRICT_DRIFTS)
+@pytest.mark.lengthy
 def test_drift_is_noticed_and_mended(make_netns: Make, what: str) -> None:
     name, command = STRICT_DRIFTS[what]
     kind = KINDS[name]
@@ -164,6 +168,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("root", FOREIGN)
+@pytest.mark.lengthy
 def test_a_foreign_root_is_left_alone(make_netns: Make, root: str) -> None:
     kind = KINDS["mq of ets"]
     host, _ = link_for(kind, make_netns)
@@ -182,6 +187,7 @@ def test_a_foreign_root_is_left_alone(make_netns: Make, root: str) -> None:
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("step", ["attach", "change", "detach"])
 @pytest.mark.parametrize("name", ["ets"])
+@pytest.mark.lengthy
 def test_a_fault_at_every_change_is_undone(
     make_netns: Make, monkeypatch: pytest.MonkeyPatch, name: str, step: str, applied: bool
 ) -> None:

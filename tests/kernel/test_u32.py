@@ -70,6 +70,7 @@ def test_the_dscp_alone_decides(
     assert any("DSCP alone decides" in note for note in link.notes)
 
 
+@pytest.mark.lengthy
 def test_attached_twice_changed_and_detached(make_netns: Make, settings: dict[str, object]) -> None:
     host, _ = link_for(KINDS["mq of prio" if "qdisc" in settings else "htb"], make_netns)
     before = snapshot(host, DEV)
@@ -86,6 +87,7 @@ def test_attached_twice_changed_and_detached(make_netns: Make, settings: dict[st
     assert snapshot(host, DEV) == before
 
 
+@pytest.mark.lengthy
 def test_a_filter_that_is_missing_is_drift_and_mended(
     make_netns: Make, settings: dict[str, object]
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_filter_that_is_missing_is_drift_and_mended(
     assert state(host, DEV) == "attached"
 
 
+@pytest.mark.lengthy
 def test_others_filters_stay(make_netns: Make, settings: dict[str, object]) -> None:
     host, _ = link_for(KINDS["mq of prio" if "qdisc" in settings else "htb"], make_netns)
     host.run("tc", "qdisc", "add", "dev", DEV, "clsact")
@@ -109,6 +112,7 @@ def test_others_filters_stay(make_netns: Make, settings: dict[str, object]) -> N
     assert snapshot(host, DEV) == before
 
 
+@pytest.mark.lengthy
 def test_a_foreign_filter_in_the_way_is_refused(make_netns: Make) -> None:
     need("u32")
     host, _ = link_for(KINDS["htb"], make_netns)
@@ -139,6 +143,7 @@ def test_auto_falls_back_and_says_so(make_netns: Make, monkeypatch: pytest.Monke
     assert status(host)[0].classifier == "u32"
 
 
+@pytest.mark.lengthy
 def test_without_cap_bpf_u32_takes_its_place(make_netns: Make) -> None:
     need("u32")
     host, _ = link_for(KINDS["htb"], make_netns)
@@ -150,6 +155,7 @@ def test_without_cap_bpf_u32_takes_its_place(make_netns: Make) -> None:
     detach(host, DEV)
 
 
+@pytest.mark.lengthy
 def test_u32_cannot_trust() -> None:
     from tlsched.config import LinkSettings
 

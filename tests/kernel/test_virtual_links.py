@@ -137,6 +137,7 @@ def active_slave(host: Namespace) -> str:
 
 
 @pytest.mark.parametrize("kind", ["fq", "fq_codel", "cake", "sfq", "drr", "hfsc", "red"])
+@pytest.mark.lengthy
 def test_a_root_of_any_kind_is_somebodys(netns_pair: Pair, kind: str) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     options = {"red": ("limit", "400000", "avpkt", "1000")}.get(kind, ())

@@ -121,6 +121,7 @@ def test_tags_inside_the_frame(
     ids=["802.1Q", "802.1ad", "802.1Q in 802.1ad", "802.1Q in 802.1Q"],
 )
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["v4", "v6"])
+@pytest.mark.lengthy
 def test_tags_beside_the_packet(
     netns_pair: Pair, link: wire.Link, family: socket.AddressFamily, tags: Sequence[int]
 ) -> None:

@@ -124,6 +124,7 @@ def test_an_unprivileged_ip_tos_leads_nowhere(
 
 
 @pytest.mark.stock_kernel
+@pytest.mark.lengthy
 def test_a_privileged_priority_that_names_a_class(netns_pair: Pair, link: wire.Link) -> None:
     """Without the classifier HTB would take these into lane 0, or past its tree (minor 0)."""
     lane = lane_bands()[0]
@@ -138,6 +139,7 @@ def test_a_privileged_priority_that_names_a_class(netns_pair: Pair, link: wire.L
 
 @pytest.mark.stock_kernel
 @FAMILIES
+@pytest.mark.lengthy
 def test_a_tcp_flow_is_counted_as_htb_counts_it(
     netns_pair: Pair, link: wire.Link, family: socket.AddressFamily
 ) -> None:

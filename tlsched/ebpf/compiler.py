@@ -30,7 +30,7 @@ _DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 _INSTALL_BCC = "apt install python3-bpfcc"
 
 # Bits of CapEff in /proc/self/status (capabilities(7), linux/capability.h).
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_BPF = 12, 21, 39
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 12, 21, 38, 39
 
 # A load changes the environment and standard error of the whole process for half a second.
 _one_load_at_a_time = threading.Lock()
@@ -152,6 +152,13 @@ class _Diagnostics:
         text = self._file.read().decode(errors="replace")
         if os.strerror(errno.EPERM) in text or "super-user" in str(error):
             return _permission_missing(what)
+        lacking = not (_holds(_CAP_PERFMON) or _holds(_CAP_SYS_ADMIN))
+        if step == "load" and lacking and os.strerror(errno.EACCES) in text:
+            # Linux 6.1's verifier reads a stack more strictly for who lacks it.
+            return PermissionMissing(
+                f"this kernel asks for CAP_PERFMON too to load the BPF {what}",
+                hint="run it as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON",
+            )
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         useful = [line for line in lines if "error" in line] or lines or [str(error)]
         return FeatureMissing(
@@ -176,15 +183,14 @@ def _stub_headers() -> Iterator[None]:
 
 def _require_capabilities(what: str) -> None:
     """Raise PermissionMissing unless this process may load a BPF program (capabilities(7))."""
+    if not _holds(_CAP_NET_ADMIN) or not (_holds(_CAP_BPF) or _holds(_CAP_SYS_ADMIN)):
+        raise _permission_missing(what)
+
+
+def _holds(capability: int) -> bool:
     status = Path("/proc/self/status").read_text()
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
-    held = int(effective.split()[1], 16)
-
-    def has(capability: int) -> bool:
-        return bool(held >> capability & 1)
-
-    if not has(_CAP_NET_ADMIN) or not (has(_CAP_BPF) or has(_CAP_SYS_ADMIN)):
-        raise _permission_missing(what)
+    return bool(int(effective.split()[1], 16) >> capability & 1)
 
 
 def _permission_missing(what: str) -> PermissionMissing:
