@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator
 
+import hypothesis
 import pytest
 
 from tests import leaks, netns
 
 NEEDS_ROOT = 'needs root: run `sudo make test`; `pytest -m "not root"` runs the other tests'
+
+# Chance finds faults on a developer's machine; an unattended run must tell the same twice.
+hypothesis.settings.register_profile("unattended", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("unattended")
 
 
 def _demand_root() -> None:

@@ -70,13 +70,17 @@ def test_the_planners_pass_is_the_simulators_kernel(
     plan = plan_on(profile, lanes, order)
     simulated = simulate(profile, make_policy("kernel", plan), fabric).iteration_s
     expected = iteration_s(profile, Lanes(tuple(lanes), tuple(order)), fabric)
-    assert simulated == pytest.approx([expected] * len(simulated), rel=1e-6)
+    # The fluid ends a transfer up to a nanosecond early: what is left then is rounding.
+    close = pytest.approx([expected] * len(simulated), rel=1e-6, abs=2e-9 * len(profile.buckets))
+    assert simulated == close
 
 
 @settings(deadline=None, max_examples=30)
 @given(profiles(), fabrics)
 def test_the_oracle_has_a_closed_pass(profile: Profile, fabric: Fabric) -> None:
-    assert oracle_s(profile, fabric) == pytest.approx(_seconds("oracle", profile, fabric), rel=1e-6)
+    assert oracle_s(profile, fabric) == pytest.approx(
+        _seconds("oracle", profile, fabric), rel=1e-6, abs=1e-7
+    )
 
 
 class Watched:
