@@ -7,6 +7,7 @@ apart.
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,8 +75,17 @@ class Gloo:
 
     def make(self, store: Store, rank: int, size: int, timeout_s: float, lane: int) -> Any:
         """See :class:`Transport`."""
-        limit = datetime.timedelta(seconds=min(timeout_s, _CONNECT_S))
-        return dist.ProcessGroupGloo(store, rank, size, limit)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
+        options._timeout = datetime.timedelta(seconds=min(timeout_s, _CONNECT_S))
+        # A lane's buckets follow each other: a second thread would keep buffers of its own.
+        options._threads = 1
+        names = os.environ.get("GLOO_SOCKET_IFNAME")
+        options._devices = (
+            [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
+            if names
+            else [dist.ProcessGroupGloo.create_default_device()]
+        )
+        return dist.ProcessGroupGloo(store, rank, size, options)
 
     def running(self, work: dist.Work) -> dist.Work:
         """See :class:`Transport`."""
