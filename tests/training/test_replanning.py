@@ -13,7 +13,7 @@ import tlsched
 from tests.training import compare, models
 from tests.training.faulty import deep_net, step
 from tests.training.ranks import RankPool
-from tlsched.planning.fusing import fused, plan_on
+from tlsched.planning.lateness import Lanes
 from tlsched.planning.profile import Profile, load_profile
 from tlsched.shim import replanning
 from tlsched.shim.profiling import measured_profile, seconds_a_byte
@@ -28,17 +28,16 @@ def _train(
     """Parameters, the plans that were in force, and the profile. Lanes change with each plan."""
     turns = itertools.count()
 
-    def other_plan(profile: Profile, fabric: Any, **options: Any) -> Any:
-        """Other lanes each time, and now and then other buckets."""
+    def other_lanes(profile: Profile, fabric: Any, **options: Any) -> Lanes:
+        """Others each time: what would be chosen may be what was there."""
         turn = next(turns)
-        units = fused(profile, sum(b.bytes for b in profile.buckets[:2])) if turn == 2 else profile
-        lanes = [(number + turn) % 6 for number in range(len(units.buckets))]
-        return plan_on(units, lanes, units.launch_order)
+        lanes = tuple((number + turn) % 6 for number in range(len(profile.buckets)))
+        return Lanes(lanes, profile.launch_order)
 
     net = deep_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     plans: list[Any] = []
-    always = patch.multiple(replanning, plan_for=other_plan, PERIOD=period, MOVED=-1.0)
+    always = patch.multiple(replanning, choose_lanes=other_lanes, PERIOD=period, MOVED=-1.0)
     with always, tlsched.schedule(net, optimizer, policy=policy, timeout_s=30) as run:
         was_learning = True
         lanes_before: list[int] = []

@@ -75,7 +75,6 @@ class Engine:
         self._timeout_s = timeout_s
         self.outside = OutsideReads(self, say, strict=strict)
         self._waits = Waits(model, lambda: self.trace)
-        self._learned: Readers | None = None
         self._start_s = start_s
         self._joining: list[Hook] = []
         self._joined = False
@@ -176,13 +175,8 @@ class Engine:
         gradients = self.gradients
         plan = self._replanner.after_step(gradients.policy.plan, gradients.buckets)
         gradients.trace = self.trace
-        if plan is None:
-            return
-        if [b.names for b in plan.buckets] == [b.names for b in gradients.buckets]:
+        if plan is not None:
             gradients.follow(self._policy(plan))
-        else:
-            self.flush()
-            self._overlap(plan, gradients.firings)
 
     def backward_began(self) -> None:
         """See :class:`tlsched.shim.backward.Listener`."""
@@ -300,7 +294,6 @@ class Engine:
         watched, self._readers = self._readers, None
         assert watched is not None
         watched.stop()
-        self._learned = watched
         order = learning.need_order(watched, self._names)
         mine = make_plan(
             learning.facts(order, self._names, watched.first_module),
@@ -309,7 +302,7 @@ class Engine:
         plan, firings = self._agreement.from_rank_0("plan", (mine, self.gradients.firings))
         membership.refuse_different(mine, plan)
         self._agreement.require_same("plan", [plan.digest()])
-        self._overlap(plan, firings)
+        self._overlap(plan, firings, watched)
         if self.gradients.policy.lane_count > 1:
             self._replanner = Replanner(
                 self._agreement,
@@ -319,10 +312,9 @@ class Engine:
                 choose=not self.gradients.policy.pieces,
             )
 
-    def _overlap(self, plan: Plan, firings: dict[str, int]) -> None:
+    def _overlap(self, plan: Plan, firings: dict[str, int], learned: Readers) -> None:
         """Go by ``plan`` from now on, with the buckets that it has; nothing may be under way."""
-        before, learned = self.gradients, self._learned
-        assert learned is not None
+        before = self.gradients
         self.gradients = self._new_gradients(
             self._policy(plan),
             learning=False,

@@ -1,8 +1,7 @@
-"""Lanes and buckets chosen anew from what a training run measures, on all ranks at the same step.
+"""Lanes chosen anew from what a training run measures, on all ranks at the same step.
 
 The first plan knows sizes only. After a few overlapped iterations all ranks tell each other what
-they measured, take the slowest of each time, and choose by simulated time which neighbours to send
-as one bucket (each all-reduce costs a ring's latency) and on which lane. Now and then
+they measured, take the slowest of each time, and choose the lanes by simulated time. Now and then
 they measure again, and choose again when the network's speed has moved.
 """
 
@@ -13,8 +12,8 @@ from dataclasses import replace
 from itertools import islice
 
 from tlsched.planning.fabric import Fabric
+from tlsched.planning.lanes import choose_lanes
 from tlsched.planning.plan import Plan
-from tlsched.planning.planner import plan_for
 from tlsched.planning.profile import Profile, slowest_profile
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.bucket import Bucket
@@ -32,7 +31,7 @@ class Replanner:
 
     ``profile`` and ``fabric`` are what the last plan was made from, equal on all ranks. ``trace``
     records while a measurement is on, and is None otherwise unless it was given. ``start_s`` is
-    what an all-reduce of nothing takes; ``choose`` whether lanes and buckets are to be chosen, and
+    what an all-reduce of nothing takes; ``choose`` whether lanes are to be chosen, and
     not only measured for the policy itself.
     """
 
@@ -88,6 +87,10 @@ class Replanner:
         self.fabric = replace(hosts, rate_bps=8 * hosts.loads[0] / now)
         if not self._choose_lanes:
             return plan
-        chosen = plan_for(self.profile, self.fabric, hold_back=self._hold_back)
+        # The buckets stay: a ring over other buckets adds in another order, and the results would
+        # no longer be those of `sync` to the bit.
+        chosen = choose_lanes(self.profile, self.fabric, hold_back=self._hold_back)
         # Ranks may run on different processors: floating point may choose differently.
-        return self._agreement.from_rank_0("plan", chosen)
+        lanes, order = self._agreement.from_rank_0("lanes", (chosen.lanes, chosen.launch_order))
+        planned = zip(plan.buckets, lanes, strict=True)
+        return Plan(tuple(replace(bucket, lane=lane) for bucket, lane in planned), order)
