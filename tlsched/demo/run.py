@@ -9,6 +9,7 @@ from tlsched.demo.cluster import Cluster
 from tlsched.demo.replay import gradient_bytes
 from tlsched.demo.training import REPLAY_COMPUTE_S, REPLAY_MODEL, REPLAY_SCALE, Job, Result
 from tlsched.lab import Lab
+from tlsched.planning.fabric import Fabric
 
 HOSTS = 4
 RATE_BPS = 1_000_000_000
@@ -17,10 +18,6 @@ REPLAY_POLICIES = ("ddp", "lanes", "kernel")
 REAL_ITERATIONS = 60
 REPLAY_ITERATIONS = 10
 TRACED_ITERATIONS = 4
-
-# Of an Ethernet frame of 1,514 bytes, as the links' token buckets count it, 1,448 are TCP payload
-# (14 Ethernet, 20 IPv4, 32 TCP with timestamps).
-PAYLOAD_SHARE = 1448 / 1514
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +46,9 @@ def steps(rounds: int) -> int:
 
 
 def floor_s() -> float:
-    """max(compute, communication): no schedule can make the replayed iteration shorter.
-
-    A ring all-reduce moves 2 (n-1)/n of the bytes over every link (Patarasuk and Yuan, JPDC 2009).
-    """
-    on_link = gradient_bytes(REPLAY_MODEL, REPLAY_SCALE) * 2 * (HOSTS - 1) / HOSTS / PAYLOAD_SHARE
-    return max(REPLAY_COMPUTE_S, on_link * 8 / RATE_BPS)
+    """max(compute, communication): no schedule can make the replayed iteration shorter."""
+    gradients = gradient_bytes(REPLAY_MODEL, REPLAY_SCALE)
+    return max(REPLAY_COMPUTE_S, Fabric(HOSTS, RATE_BPS).seconds(gradients))
 
 
 def run_demo(rounds: int, step: Callable[[str], None]) -> Outcome:
