@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from bench import attach, bucket, classifier, host, overhead, record, shaping, simulator
+from bench import attach, bucket, classifier, host, overhead, record, shaping, simulator, throughput
 from bench import step as step_bench
 from tlsched.config import parse_rate
 from tlsched.shapes.names import SHAPE_NAMES
@@ -29,10 +29,14 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the rows to thi
 
 @app.command("classifier")
 def classifier_command(rounds: Rounds = 9, json_file: Json = None) -> None:
-    """Nanoseconds a packet that the classifier costs."""
+    """Nanoseconds a packet that the classifier costs, and what an unshaped link carries with it."""
     rows = classifier.measure(rounds)
     _show("classifier, ns a packet", ("packet", "trust", "band"), "ns", rows, "{:.0f}")
-    record.save(json_file, "classifier", rows)
+    without, with_it = throughput.measure(rounds)
+    _show("iperf3 over a veth, Gbit/s", ("classifier",), "gbit_s", [without, with_it], "{:.2f}")
+    pairs = [with_it | {"classifier": "with / without"}]
+    _show("the same, pair by pair", ("classifier",), "of_without", pairs, "{:.3f}")
+    record.save(json_file, "classifier", [*rows, without, with_it])
 
 
 @app.command("host")
