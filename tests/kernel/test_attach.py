@@ -57,6 +57,17 @@ def test_attaching_twice_changes_nothing_and_other_settings_change_in_place(
     assert (link["state"], link["rate_bps"]) == ("attached", 2 * 10**9)
 
 
+@pytest.mark.parametrize("limit", [8, 12, 20])
+def test_too_few_open_files_are_named_and_nothing_is_changed(netns_pair: Pair, limit: int) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    before = snapshot(host, dev)
+    limited = ("prlimit", f"--nofile={limit}", "--")
+    done = tlsched(host, "attach", "--iface", dev, "--rate", "1gbit", code=2, prefix=limited)
+    assert f"more open files than the {limit} of its limit" in done.stderr
+    assert "ulimit -n" in done.stderr
+    assert snapshot(host, dev) == before
+
+
 def test_a_dry_run_prints_what_is_applied_then(netns_pair: Pair) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev
     for command in (

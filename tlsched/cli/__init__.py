@@ -20,10 +20,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tlsched import __version__
+from tlsched import __version__, descriptors
 from tlsched.errors import TlschedError
 
 EXIT_UNWRITTEN = 5
+OPEN_FILES = 8  # what every command may need at once; with fewer the reasons given would be wrong
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
@@ -80,10 +81,17 @@ def main() -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish is not ours to overrule
             signal.signal(number, _end)
     try:
+        descriptors.require(OPEN_FILES)
         app()
     except TlschedError as error:
         _print_error(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in descriptors.EXHAUSTED:
+            raise
+        said = descriptors.too_few(error)
+        _print_error(str(said))
+        sys.exit(said.exit_code)
     except OutputLost as lost:
         discard()
         if not lost.closed:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from tlsched.capabilities import CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN, held
 from tlsched.doctor.finding import Finding
 
-# Bits of CapEff in /proc/PID/status, <linux/capability.h>.
-CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF = 12, 21, 39
 _REMEDY = "run as root (sudo); in a container, add this capability"
-
-
-def held() -> frozenset[int]:
-    """The numbers of the capabilities in effect."""
-    status = Path("/proc/thread-self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
-    bits = int(line.split()[1], 16)
-    return frozenset(number for number in range(bits.bit_length()) if bits >> number & 1)
 
 
 def findings() -> Iterator[Finding]:

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+from tlsched import descriptors
+from tlsched.capabilities import CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, held
 from tlsched.ebpf import libbpf
 from tlsched.errors import FeatureMissing, HostError, PermissionMissing
 
@@ -29,8 +31,8 @@ _STUB_HEADERS = _HERE / "uapi"
 _DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 _INSTALL_BCC = "apt install python3-bpfcc"
 
-# Bits of CapEff in /proc/self/status (capabilities(7), linux/capability.h).
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 12, 21, 38, 39
+# Compiling and loading opens some 13 at once, measured with bcc 0.26.
+_OPEN_FILES = 16
 
 # A load changes the environment and standard error of the whole process for half a second.
 _one_load_at_a_time = threading.Lock()
@@ -110,6 +112,7 @@ def compiled(source: Path, what: str) -> Iterator[Module]:
     kernel cannot do it.
     """
     _require_capabilities(what)
+    descriptors.require(_OPEN_FILES)
     bcc = _import_bcc()
     # bcc appends to the list that it is given, and to its own default: pass a fresh one.
     cflags = [f"-I{_HERE}", "-Wall", "-Wno-unused-function"]
@@ -152,7 +155,7 @@ class _Diagnostics:
         text = self._file.read().decode(errors="replace")
         if os.strerror(errno.EPERM) in text or "super-user" in str(error):
             return _permission_missing(what)
-        lacking = not (_holds(_CAP_PERFMON) or _holds(_CAP_SYS_ADMIN))
+        lacking = not held() & {CAP_PERFMON, CAP_SYS_ADMIN}
         if step == "load" and lacking and os.strerror(errno.EACCES) in text:
             # Linux 6.1's verifier reads a stack more strictly for who lacks it.
             return PermissionMissing(
@@ -183,14 +186,9 @@ def _stub_headers() -> Iterator[None]:
 
 def _require_capabilities(what: str) -> None:
     """Raise PermissionMissing unless this process may load a BPF program (capabilities(7))."""
-    if not _holds(_CAP_NET_ADMIN) or not (_holds(_CAP_BPF) or _holds(_CAP_SYS_ADMIN)):
+    have = held()
+    if CAP_NET_ADMIN not in have or not have & {CAP_BPF, CAP_SYS_ADMIN}:
         raise _permission_missing(what)
-
-
-def _holds(capability: int) -> bool:
-    status = Path("/proc/self/status").read_text()
-    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
-    return bool(int(effective.split()[1], 16) >> capability & 1)
 
 
 def _permission_missing(what: str) -> PermissionMissing:

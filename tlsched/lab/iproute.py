@@ -7,23 +7,22 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from tlsched.capabilities import CAP_NET_ADMIN, CAP_SYS_ADMIN, held
 from tlsched.errors import FeatureMissing, LabError, PermissionMissing
 from tlsched.lab.state import lock_handles
 
 TIMEOUT_S = 30.0
 _NEEDED = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
+_CAPABILITIES = {"CAP_NET_ADMIN": CAP_NET_ADMIN, "CAP_SYS_ADMIN": CAP_SYS_ADMIN}
 _KIND = re.compile(r"\b(veth|bridge|macvlan|htb|bfifo)\b")
 
 
 def require() -> None:
     """Raise PermissionMissing or FeatureMissing unless labs can be built here. Changes nothing."""
-    status = Path("/proc/self/status").read_text()
-    effective = int(status.partition("CapEff:")[2].split()[0], 16)
-    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    have = held()
+    missing = [name for name, number in _CAPABILITIES.items() if number not in have]
     if missing:
         raise PermissionMissing(
             f"a lab needs {' and '.join(missing)}", hint="run it as root, for instance with sudo"
