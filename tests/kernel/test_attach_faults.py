@@ -11,9 +11,10 @@ import pytest
 from tests.kernel.hostcli import attach, detach, snapshot, state
 from tests.netns import Pair
 from tlsched.errors import ApplyError, FeatureMissing, HostError
-from tlsched.tc.changes import Change
+from tlsched.tc.changes import Change, DelClsact
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
+from tlsched.tc.probe import probe
 
 pytestmark = pytest.mark.root
 APPLY = Kernel.apply
@@ -153,3 +154,37 @@ def test_two_attaches_at_once_take_turns(netns_pair: Pair) -> None:
         thread.join()
     assert sorted(results) == ["attached", "unchanged", "unchanged", "unchanged"]
     assert state(host, dev) == "attached"
+
+
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("hook", ["ingress", "egress"])
+@pytest.mark.parametrize("classifier", ["bpf", pytest.param("u32", marks=pytest.mark.stock_kernel)])
+def test_a_filter_added_while_detaching_survives(
+    netns_pair: Pair, monkeypatch: pytest.MonkeyPatch, hook: str, classifier: str
+) -> None:
+    """It comes after detach has read the link, and before clsact goes."""
+    host, dev = netns_pair.a, netns_pair.a.dev
+    if classifier == "u32" and not probe().skbedit:
+        pytest.skip(
+            "kernel lacks skbedit: u32 filters are at the root then, and clsact is not there"
+        )
+    attach(host, dev, classifier=classifier)
+
+    def add() -> None:
+        theirs = f"filter add dev {dev} {hook} protocol ip pref 5 u32 match u32 0 0"
+        host.run("tc", *theirs.split())
+
+    def race(kernel: Kernel, change: Change, seen: Observed, fd: int | None = None) -> None:
+        if isinstance(change, DelClsact):
+            somebody = threading.Thread(target=add)
+            somebody.start()
+            somebody.join()
+        APPLY(kernel, change, seen, fd)
+
+    monkeypatch.setattr(Kernel, "apply", race)
+    assert detach(host, dev).result == "detached"
+    after = snapshot(host, dev)
+    assert "pref 5 u32" in after[hook]
+    assert "htb" not in after["qdisc"]
+    assert "tlsched" not in after["egress"]
+    assert state(host, dev) == "detached"

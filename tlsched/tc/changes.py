@@ -136,7 +136,7 @@ class ChangeQueue(Change):
 
 @dataclass(frozen=True, slots=True)
 class DelClsact(Change):
-    """Remove the clsact qdisc."""
+    """Remove the clsact qdisc, with our filters; those alone where others have come to it."""
 
     def describe(self) -> str:
         """What the change does, in one line."""

@@ -51,6 +51,11 @@ def remove_from_egress(observed: Observed) -> list[Change]:
     """What takes all of ours away from clsact egress."""
     if observed.owns_clsact and all(item.is_ours for item in observed.filters):
         return [DelClsact()]  # and the filters with it
+    return remove_filters(observed)
+
+
+def remove_filters(observed: Observed) -> list[Change]:
+    """What takes our filters at clsact egress away, and leaves clsact to others."""
     ours = observed.classifier
     if ours is not None:
         return [DelFilter(str(ours.name), ours.prio, ours.handle)]

@@ -25,7 +25,7 @@ from tlsched.errors import (
     TlschedError,
 )
 from tlsched.tc import classifying, decode, messages, plugins
-from tlsched.tc.changes import AddRoot, Change, SetFilter, SetQueue, SetU32
+from tlsched.tc.changes import AddRoot, Change, DelClsact, SetFilter, SetQueue, SetU32
 from tlsched.tc.device import Device, read_device
 from tlsched.tc.observed import EGRESS, INGRESS, Filter, Observed
 from tlsched.tc.options import Ets, Htb, Mq, Mqprio, Prio
@@ -119,6 +119,9 @@ class Kernel:
         ``program_fd`` is the loaded program that SetFilter attaches. Raises PermissionMissing,
         FeatureMissing, InterfaceMissing or ApplyError.
         """
+        if isinstance(change, DelClsact):
+            self._delete_clsact(observed)
+            return
         # In one system call: a process that is killed has done all of a change or nothing.
         batch = messages.encode(change, observed.ifindex, program_fd)
         try:
@@ -127,6 +130,23 @@ class Kernel:
             if isinstance(change, SetFilter | SetU32) and change.add_clsact:
                 self._take_back(observed.ifindex)
             raise _explain(error, observed.iface, change.describe(), change) from error
+
+    def _delete_clsact(self, observed: Observed) -> None:
+        """Delete clsact unless somebody has put a filter into it since; then only ours go.
+
+        The kernel deletes clsact with all that is in it and knows no condition. So it is read
+        again right before: a filter of somebody's is lost only if it comes between these two calls.
+        """
+        try:
+            filters = self._filters(observed.ifindex, EGRESS, INGRESS)
+            now = replace(observed, filters=filters)
+            deletes: list[Change] = [DelClsact()]
+            if not all(item.is_ours for item in filters):
+                deletes = classifying.remove_filters(now)
+            for delete in deletes:
+                self._send(messages.encode(delete, observed.ifindex, None))
+        except NetlinkError as error:
+            raise _explain(error, observed.iface, DelClsact().describe()) from error
 
     def _send(self, batch: list[tcmsg]) -> None:
         self._socket.nlm_request_batch(batch)
