@@ -37,6 +37,7 @@ from tlsched.tc.undo import undo_changes
 
 if TYPE_CHECKING:
     from tlsched.ebpf.program import Classifier
+    from tlsched.ebpf.trustmaps import HeldTrust
 
 __all__ = ["LinkStatus", "Outcome", "attach", "detach", "status"]
 
@@ -81,7 +82,7 @@ def attach(settings: LinkSettings, *, dry_run: bool = False, replace_root: bool 
         ethernet = device.has_ethernet_header
         with prepared(settings, bands, trust, tree.kind, ethernet=ethernet) as classifier:
             program = classifier.program
-            keep = program is not None and _is_current(before, program, bands)
+            keep = program is not None and _can_stay(before, program, bands, trust)
             goal = _Goal(tree, program, classifier.matches)
             changes = diff.attach_changes(before, tree, keep_program=keep, u32=goal.u32)
             retrust = linktrust.planned(before, trust, keep_program=keep)
@@ -129,12 +130,16 @@ def _lock(iface: str, dry_run: bool) -> Iterator[None]:
         yield
 
 
-def _is_current(before: Observed, classifier: Classifier, bands: Sequence[Band]) -> bool:
-    """Whether the classifier on the link is this version's, with these marks."""
+def _can_stay(
+    before: Observed, classifier: Classifier, bands: Sequence[Band], trust: HeldTrust
+) -> bool:
+    """Whether the link's classifier is this version's, with these marks, and can take the trust."""
+    from tlsched.ebpf import trustmaps
+
     ours = before.classifier
     if ours is None or ours.program_id is None or ours.tag != classifier.tag:
         return False
-    return marks_match(ours.program_id, bands)
+    return marks_match(ours.program_id, bands) and trustmaps.has_room(ours.program_id, trust)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +23,7 @@ from tlsched.errors import ApplyError, ConfigError
 from tlsched.linktrust import TrustChange
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
-from tlsched.trust import ANY_LOCAL, Trust, make_trust
+from tlsched.trust import ANY_LOCAL, MAX_ENTRIES, Trust, make_trust
 
 pytestmark = pytest.mark.root
 
@@ -117,6 +121,52 @@ def test_a_write_that_fails_half_way_is_undone(monkeypatch: pytest.MonkeyPatch, 
             assert trustmaps.read(classifier.program_id) == old
         with linktrust.applied(change):
             assert trustmaps.read(classifier.program_id) == new
+
+
+@pytest.mark.parametrize("passed", [600, 1500])
+def test_full_sets_whose_change_was_killed_are_changed_all_the_same(
+    netns_pair: Pair, passed: int
+) -> None:
+    """Entries of two trusts fill a set; those of a third must not fail for want of room."""
+    host = netns_pair.a
+    one, two, three = (
+        make_trust(sources=[f"{first}.{n >> 8}.{n & 255}.0/24" for n in range(MAX_ENTRIES)])
+        for first in (10, 11, 12)
+    )
+    attach(host, one)
+    loaded = program_id(host)
+    child = host.spawn(_killed_after_writes, passed, two)
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert status(host)[0].trust not in (one, two)
+    assert attach(host, three).result == "changed"
+    (link,) = status(host)
+    assert (link.trust, link.state) == (three, "attached")
+    assert attach(host, three).result == "unchanged"
+    assert program_id(host) != loaded, "the full maps went with their program"
+
+
+def _killed_after_writes(passed: int, trust: Trust) -> None:
+    """Attach, in a child that is killed after so many writes to the loaded classifier's maps."""
+    change = trustmaps.change
+
+    def counted_change(*given: Any) -> None:
+        done = itertools.count(1)
+        for name in ("update", "delete"):
+            setattr(libbpf, name, _counted(getattr(libbpf, name), done, passed))
+        change(*given)
+
+    setattr(trustmaps, "change", counted_change)  # noqa: B010  # mypy takes no other
+    control.attach(LinkSettings("eth0", 10**9, trust=trust))
+
+
+def _counted(real: Callable[..., None], done: Iterator[int], passed: int) -> Callable[..., None]:
+    def write(*given: object) -> None:
+        real(*given)
+        if next(done) == passed:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return write
 
 
 def test_a_cgroup_that_is_gone_is_drift_and_attaching_again_mends_it(

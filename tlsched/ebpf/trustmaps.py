@@ -120,6 +120,17 @@ def read(program_id: int) -> HeldTrust:
     )
 
 
+def has_room(program_id: int, held: HeldTrust) -> bool:
+    """Whether a loaded classifier can be changed to ``held``; errors as of :func:`change`.
+
+    Its sets have twice the room of one trust, for the old entries beside the new ones. After a
+    change that was killed they hold entries of two trusts, and a third may be too much.
+    """
+    with _opened(program_id) as map_fd:
+        present, wanted = _present(map_fd), _wanted(held)
+    return all(len(present[each] | wanted[each]) <= abi.SET_ENTRIES for each in _SETS)
+
+
 def change(program_id: int, held: HeldTrust) -> None:
     """Make a loaded classifier go by ``held``; errors as of :func:`maps.read_counters`."""
     with _opened(program_id) as map_fd:
