@@ -120,6 +120,21 @@ def test_drift_has_its_own_exit_code_and_says_what_drifted(netns_pair: Pair) -> 
     assert "classifier at clsact egress is absent" in said
 
 
+def test_a_link_is_detached_if_it_has_drifted(netns_pair: Pair) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    before, wanted = snapshot(host, dev), ("detach", "--iface", dev, "--if-drifted")
+    tlsched(host, *wanted, code=3)
+    attach(host, dev)
+    assert "attached" in tlsched(host, *wanted).stdout
+    assert tlsched_json(host, *wanted)["result"] == "unchanged"
+    assert state(host, dev) == "attached"
+    host.run("tc", "qdisc", "delete", "dev", dev, "parent", "7150:11")
+    said = tlsched(host, *wanted, code=4).stdout
+    assert "drift: " in said
+    assert f"{dev}: detached" in said
+    assert snapshot(host, dev) == before
+
+
 @pytest.mark.parametrize("kind", DRIFTS)
 def test_a_drifted_link_can_be_detached(netns_pair: Pair, kind: str) -> None:
     host, dev = netns_pair.a, netns_pair.a.dev

@@ -153,7 +153,7 @@ def test_the_unit_fails_where_somebody_elses_qdisc_is(link: Link) -> None:
 
 
 def test_the_unit_fails_when_attach_did_not_last(link: Link) -> None:
-    """As when a network manager rewrites the link right behind attach."""
+    """As when a network manager rewrites the link right behind attach: nothing of ours is left."""
     meddle = f"/usr/sbin/tc qdisc replace dev {link.dev} root pfifo"
     link.drop_in(f"ExecStart={meddle}")
     link.systemctl("start", code=1)
@@ -161,6 +161,10 @@ def test_the_unit_fails_when_attach_did_not_last(link: Link) -> None:
     said = link.host.journal(link.unit)
     assert "drifted" in said
     assert "pfifo" in said
+    left = snapshot(link.host, link.dev)
+    assert "pfifo" in left["qdisc"]
+    assert "clsact" not in left["qdisc"]
+    assert state(link.host, link.dev) == "detached"
 
 
 @pytest.mark.parametrize("capability", ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"])

@@ -138,6 +138,10 @@ def detach(
     missing_ok: Annotated[
         bool, typer.Option("--missing-ok", help="An interface that is gone is no error.")
     ] = False,
+    if_drifted: Annotated[
+        bool,
+        typer.Option("--if-drifted", help="Only if it is not as attach left it; fails then."),
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -145,14 +149,24 @@ def detach(
 
     The kernel's default qdisc returns. Where nothing is attached there is nothing to do.
 
+    With --if-drifted it looks first, as status does: a link that is attached stays so, and one that
+    somebody changed is shown and detached (tlsched@.service does this right after attach).
+
     Example:
 
       tlsched detach --iface eth0
 
-    Exit codes: as of attach.
+    Exit codes: as of attach; with --if-drifted as of status.
     """
     from tlsched import control
 
+    links = control.status(iface) if if_drifted else []
+    if links and not as_json:
+        _print_links(links)
+    if {link.state for link in links} == {"attached"}:
+        if as_json:
+            _print_outcome(control.Outcome(iface, "unchanged", (), dry_run), as_json)
+        return
     try:
         outcome = control.detach(iface, dry_run=dry_run)
     except InterfaceMissing:  # whatever was on it went with it
@@ -163,6 +177,8 @@ def detach(
         typer.echo(f"{iface}: not attached, nothing to do")
     else:
         _print_outcome(outcome, as_json)
+    if if_drifted:
+        _exit_by(links)
 
 
 def status(
@@ -193,6 +209,10 @@ def status(
         _print_json([link.as_dict() for link in links])
     else:
         _print_links(links)
+    _exit_by(links)
+
+
+def _exit_by(links: list[LinkStatus]) -> None:
     states = {link.state for link in links}
     if "drifted" in states:
         raise typer.Exit(EXIT_DRIFTED)
