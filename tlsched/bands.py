@@ -10,6 +10,7 @@ priorities are ``SO_PRIORITY`` of socket(7): 0 to 6 need no privilege.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -106,6 +107,18 @@ def lane_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:
                 hint="use another code point for this lane",
             )
     return bands
+
+
+def check_lanes(lanes: Sequence[int]) -> tuple[int, ...]:
+    """``lanes`` as a tuple: some of the six, most urgent first. Raises ConfigError."""
+    chosen = tuple(lanes)
+    rising = all(a < b for a, b in itertools.pairwise(chosen))
+    if not chosen or not rising or not 0 <= chosen[0] <= chosen[-1] < LANE_COUNT:
+        raise ConfigError(
+            f"lanes {list(chosen)} cannot be used",
+            hint=f"give some of 0 to {LANE_COUNT - 1} in rising order, for instance range(0, 3)",
+        )
+    return chosen
 
 
 def all_bands(dscps: Sequence[int] = DEFAULT_DSCPS) -> tuple[Band, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tlsched.errors import ConfigError, LabError
 from tlsched.lab import congestion, iproute, namespaces, state
-from tlsched.lab.describe import description
+from tlsched.lab.describe import counters, description
 from tlsched.lab.topology import (
     NIC,
     Host,
@@ -196,6 +196,10 @@ class Lab:
     def describe(self) -> dict[str, Any]:
         """What a benchmark must record: kernel, sysctls, links and qdiscs with their counters."""
         return description(self._topology)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What each link has sent so far (see :func:`tlsched.lab.describe.counters`)."""
+        return counters(self._topology)
 
     def complete(self) -> bool:
         """Whether all of the lab's namespaces are there."""

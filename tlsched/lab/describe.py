@@ -7,11 +7,16 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from tlsched.errors import LabError
 from tlsched.lab import iproute, namespaces
-from tlsched.lab.topology import Topology, burst_bytes, queue_bytes
+from tlsched.lab.topology import NIC, Topology, burst_bytes, port, queue_bytes
 
 _SYSCTLS = (
     "net/core/default_qdisc",
+    "net/core/rmem_default",
+    "net/core/rmem_max",
+    "net/core/wmem_default",
+    "net/core/wmem_max",
     "net/ipv4/tcp_allowed_congestion_control",
     "net/ipv4/tcp_congestion_control",
     "net/ipv4/tcp_ecn",
@@ -42,7 +47,8 @@ def description(topology: Topology) -> dict[str, Any]:
                 "namespace": host.namespace,
                 "ipv4": host.ipv4,
                 "ipv6": host.ipv6,
-                "sysctls": namespaces.inside(host.namespace, _sysctls),
+                "sysctls": namespaces.inside(host.namespace, sysctls),
+                "offloads": namespaces.inside(host.namespace, lambda: namespaces.offloads(NIC)),
                 **_link(host.namespace),
             }
             for host in topology.hosts
@@ -50,13 +56,31 @@ def description(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _sysctls() -> dict[str, str]:
+def sysctls() -> dict[str, str]:
+    """The current namespace's settings that decide how TCP behaves."""
     values = {}
     for name in _SYSCTLS:
         path = Path("/proc/sys") / name
         if path.exists():  # some belong to the first namespace alone
             values[name.replace("/", ".")] = " ".join(path.read_text().split())
     return values
+
+
+def counters(topology: Topology) -> dict[str, dict[str, int]]:
+    """What each link's limiters have sent so far, by host (``h0``) and by switch port (``port0``).
+
+    ``bytes`` with Ethernet headers and ``packets`` (tc-htb's root), ``drops`` and ``overlimits``.
+    """
+    found = {host.name: _sent(host.namespace, NIC) for host in topology.hosts}
+    ports = [port(index) for index in range(topology.host_count)]
+    return found | {name: _sent(topology.switch, name) for name in ports}
+
+
+def _sent(namespace: str, dev: str) -> dict[str, int]:
+    for qdisc in iproute.query("tc", ["-statistics", "qdisc", "show", "dev", dev], namespace):
+        if qdisc["kind"] == "htb":
+            return {name: qdisc[name] for name in ("bytes", "packets", "drops", "overlimits")}
+    raise LabError(f"{dev} in {namespace} has no limiter", hint="build the lab anew")
 
 
 def _link(namespace: str) -> dict[str, Any]:

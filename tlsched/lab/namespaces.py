@@ -28,6 +28,8 @@ NETNS_DIR = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _SIOCETHTOOL = 0x8946  # linux/sockios.h
 _ETHTOOL_SGRO = 0x2C  # linux/ethtool.h
+# ETHTOOL_GRXCSUM and so on, ibid.
+_OFFLOADS = {"rx": 0x14, "tx": 0x16, "sg": 0x18, "tso": 0x1E, "gso": 0x23, "gro": 0x2B}
 
 T = TypeVar("T")
 
@@ -83,6 +85,18 @@ def enable_gro(*devices: str) -> None:
             value = ctypes.create_string_buffer(struct.pack("II", _ETHTOOL_SGRO, 1))
             request = struct.pack("16sQ16x", device.encode(), ctypes.addressof(value))
             fcntl.ioctl(control, _SIOCETHTOOL, request)
+
+
+def offloads(device: str) -> dict[str, bool]:
+    """Which offloads ``device`` of the current namespace has switched on (ethtool -k's)."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for name, command in _OFFLOADS.items():
+            value = ctypes.create_string_buffer(struct.pack("II", command, 0))
+            request = struct.pack("16sQ16x", device.encode(), ctypes.addressof(value))
+            fcntl.ioctl(control, _SIOCETHTOOL, request)
+            found[name] = bool(struct.unpack("II", value.raw[:8])[1])
+    return found
 
 
 def processes(namespaces: Iterable[str]) -> list[int]:

@@ -65,6 +65,7 @@ def make_plan(
     ready_rank: Mapping[str, int],
     *,
     fuse_bytes: int = FUSE_BYTES,
+    lane_count: int = LANE_COUNT,
 ) -> Plan:
     """Plan ``parameters``, given in need order.
 
@@ -73,7 +74,7 @@ def make_plan(
     """
     groups = [list(members) for members in _fuse(_by_reader(parameters), fuse_bytes)]
     sizes = [sum(p.bytes for p in members) for members in groups]
-    lanes = cut_by_bytes(sizes)
+    lanes = cut_by_bytes(sizes, lane_count)
     buckets = tuple(
         BucketPlan(tuple(p.name for p in members), size, lane)
         for members, size, lane in zip(groups, sizes, lanes, strict=True)

@@ -298,6 +298,7 @@ class Engine:
         mine = make_plan(
             learning.facts(order, self._names, watched.first_module),
             learning.ready_rank(self.gradients, order, self._names),
+            lane_count=self._settings.lane_count,
         )
         plan, firings = self._agreement.from_rank_0("plan", (mine, self.gradients.firings))
         membership.refuse_different(mine, plan)
@@ -310,6 +311,7 @@ class Engine:
                 self._start_s,
                 hold_back=not self._lanes[0].transport.one_order,
                 choose=not self.gradients.policy.pieces,
+                lane_count=self._settings.lane_count,
             )
 
     def _overlap(self, plan: Plan, firings: dict[str, int], learned: Readers) -> None:

@@ -32,7 +32,7 @@ class Replanner:
     ``profile`` and ``fabric`` are what the last plan was made from, equal on all ranks. ``trace``
     records while a measurement is on, and is None otherwise unless it was given. ``start_s`` is
     what an all-reduce of nothing takes; ``choose`` whether lanes are to be chosen, and
-    not only measured for the policy itself.
+    not only measured for the policy itself, and ``lane_count`` among how many.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Replanner:
         *,
         hold_back: bool,
         choose: bool,
+        lane_count: int,
     ) -> None:
         self.profile: Profile | None = None
         self.fabric: Fabric | None = None
@@ -51,6 +52,7 @@ class Replanner:
         self._start_s = start_s
         self._hold_back = hold_back
         self._choose_lanes = choose
+        self._lane_count = lane_count
         self._seconds_a_byte: float | None = None
         self._steps = 0
         self._begin = SKIPPED
@@ -89,7 +91,9 @@ class Replanner:
             return plan
         # The buckets stay: a ring over other buckets adds in another order, and the results would
         # no longer be those of `sync` to the bit.
-        chosen = choose_lanes(self.profile, self.fabric, hold_back=self._hold_back)
+        chosen = choose_lanes(
+            self.profile, self.fabric, lane_count=self._lane_count, hold_back=self._hold_back
+        )
         # Ranks may run on different processors: floating point may choose differently.
         lanes, order = self._agreement.from_rank_0("lanes", (chosen.lanes, chosen.launch_order))
         planned = zip(plan.buckets, lanes, strict=True)

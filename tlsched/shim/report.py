@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tlsched.shim.bucket import Bucket
@@ -13,8 +14,8 @@ OUTSIDE = "read outside any forward"
 BARRIER = "the policy waits at step()"
 
 
-def rows(engine: Engine) -> list[dict[str, Any]]:
-    """One row a bucket, in need order.
+def rows(engine: Engine, use: Sequence[int]) -> list[dict[str, Any]]:
+    """One row a bucket, in need order; ``use`` are the lanes that this training may use.
 
     ``waited_s`` is the time spent waiting for its averages in all. ``why`` says where its update is
     done; ``at_once`` counts, by reason, the updates that step() could not leave for later.
@@ -22,7 +23,7 @@ def rows(engine: Engine) -> list[dict[str, Any]]:
     return [
         {
             "bucket": bucket.index,
-            "lane": bucket.lane,
+            "lane": use[bucket.lane],
             "bytes": bucket.bytes,
             "parameters": list(bucket.names),
             "waited_s": bucket.waited_s,

@@ -46,6 +46,7 @@ class Run:
         transport: Transport,
         process_group: dist.ProcessGroup | None,
         dscps: tuple[int, ...],
+        use: tuple[int, ...],
         timeout_s: float,
         broadcast_buffers: bool,
         strict: bool,
@@ -53,13 +54,14 @@ class Run:
     ) -> None:
         self.model = model
         self.policy_name = policy
-        self._traits = make_policy(policy, Plan((), ()))  # how many lanes, marked or not
+        self._traits = make_policy(policy, Plan((), ()), settings)  # how many lanes, marked or not
         self.trace: Trace | None = Trace() if trace else None
         self._settings = settings
         self._given_optimizers = optimizers
         self._transport = transport
         self._process_group = process_group
         self._dscps = dscps
+        self._use = use
         self._timeout_s = timeout_s
         self._broadcast_buffers = broadcast_buffers
         self._strict = strict
@@ -137,7 +139,7 @@ class Run:
 
     def report(self) -> list[dict[str, Any]]:
         """One row a bucket: lane, bytes, parameters, seconds waited, and why (see report.rows)."""
-        return report.rows(self._opened())
+        return report.rows(self._opened(), self._use)
 
     def _open(self) -> None:
         group = self._process_group or dist.group.WORLD
@@ -147,6 +149,7 @@ class Run:
         facts = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
         facts.append(f"broadcast_buffers {self._broadcast_buffers}")
         facts.append(f"settings {self._settings}")
+        facts.append(f"lanes {self._use}")
         agreement.require_same("policy", facts)
         agreement.require_same("model", model_signature(self.model))
         self._lanes = open_lanes(agreement, self._traits.lane_count, transport)
@@ -192,7 +195,8 @@ class Run:
         return Tuning(BayesianSearch(max(sizes)))
 
     def _mark(self, agreement: Agreement) -> None:
-        why_not = mark_lanes(agreement, self._lanes, lane_bands(self._dscps))
+        bands = lane_bands(self._dscps)
+        why_not = mark_lanes(agreement, self._lanes, [bands[lane] for lane in self._use])
         if why_not is not None:
             self._say(f"the lanes are not marked, so the kernel cannot order them: {why_not}")
             return

@@ -14,12 +14,13 @@ step() returns at once and each module's forward waits for its own parameters on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from tlsched.bands import DEFAULT_DSCPS, lane_bands
+from tlsched.bands import DEFAULT_DSCPS, LANE_COUNT, check_lanes, lane_bands
 from tlsched.errors import ConfigError
 from tlsched.planning.plan import Plan
 from tlsched.planning.policies import PolicySettings, in_one_order, make_policy
@@ -27,6 +28,9 @@ from tlsched.shim import membership
 from tlsched.shim.backends import choose_backend
 from tlsched.shim.run import Run
 from tlsched.shim.separable import refuse_unsuitable
+
+# The policies that use several lanes for buckets.
+SPREADING = ("kernel", "lanes")
 
 
 def schedule(
@@ -42,6 +46,7 @@ def schedule(
     strict: bool = False,
     trace: bool = False,
     backend: str | None = None,
+    lanes: Sequence[int] | None = None,
 ) -> Run:
     """Train ``model`` data-parallel over ``process_group`` (default: all ranks).
 
@@ -56,12 +61,17 @@ def schedule(
     - ``strict``: raise, naming it, when a parameter whose update is due is read in a place that
       never read it while tlsched learned; otherwise that read waits.
     - ``trace``: record when each bucket was ready, sent and needed (``run.trace``).
+    - ``lanes``: which of the six lanes this training uses, most urgent first (default: all). Of two
+      trainings on the same links, one with ``range(0, 3)`` takes precedence over one with
+      ``range(3, 6)``. For ``kernel`` and ``lanes``, which spread buckets over several.
     - ``backend``: ``gloo`` or ``nccl``; by default the latter when the parameters live on CUDA.
 
     Raises ConfigError for a bad argument and ModelRefused for what cannot be trained this way, both
     before anything is changed.
     """
-    traits = make_policy(policy, Plan((), ()))
+    make_policy(policy, Plan((), ()))  # refuses an unknown one
+    settings, use = _lanes_of(policy, settings or PolicySettings(), lanes)
+    traits = make_policy(policy, Plan((), ()), settings)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s}", hint="give a positive number of seconds")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -76,8 +86,8 @@ def schedule(
             hint='call torch.distributed.init_process_group("gloo") first, for instance under '
             "torchrun",
         )
-    bands = lane_bands(dscps)
-    marks = bands if traits.marked else ()
+    every = lane_bands(dscps)
+    marks = [every[lane] for lane in use] if traits.marked else ()
     transport = choose_backend(model, backend, traits.lane_count, marks)
     if transport.one_order:
         in_one_order(traits)
@@ -85,12 +95,28 @@ def schedule(
         model,
         optimizers,
         policy,
-        settings or PolicySettings(),
+        settings,
         transport,
         process_group,
         tuple(dscps),
+        use,
         timeout_s,
         broadcast_buffers,
         strict,
         trace,
     )
+
+
+def _lanes_of(
+    policy: str, settings: PolicySettings, lanes: Sequence[int] | None
+) -> tuple[PolicySettings, tuple[int, ...]]:
+    """``settings`` for as many lanes as the training uses, and which of the six these are."""
+    if lanes is None:
+        return replace(settings, lane_count=LANE_COUNT), tuple(range(LANE_COUNT))
+    use = check_lanes(lanes)
+    if policy not in SPREADING:
+        raise ConfigError(
+            f'policy="{policy}" spreads nothing over lanes',
+            hint=f"leave lanes out, or use one of {', '.join(SPREADING)}",
+        )
+    return replace(settings, lane_count=len(use)), use

@@ -24,8 +24,8 @@ POLICIES: dict[str, Callable[[Plan, PolicySettings], Policy]] = {
     "fifo": lambda plan, _: fifo(plan),
     "bytescheduler": bytescheduler,
     "prophet": prophet,
-    "lanes": lambda plan, _: lanes(plan),
-    "kernel": lambda plan, _: kernel(plan),
+    "lanes": lambda plan, settings: lanes(plan, settings.lane_count),
+    "kernel": lambda plan, settings: kernel(plan, settings.lane_count),
 }
 
 __all__ = [

@@ -12,11 +12,11 @@ from tlsched.planning.plan import Plan
 from tlsched.planning.policies.base import Policy
 
 
-def kernel(plan: Plan) -> Policy:
+def kernel(plan: Plan, lane_count: int = LANE_COUNT) -> Policy:
     """The policy ``kernel`` for ``plan``."""
-    return Policy(plan, barrier=False, marked=True, lane_count=LANE_COUNT)
+    return Policy(plan, barrier=False, marked=True, lane_count=lane_count)
 
 
-def lanes(plan: Plan) -> Policy:
+def lanes(plan: Plan, lane_count: int = LANE_COUNT) -> Policy:
     """The policy ``lanes`` for ``plan``."""
-    return Policy(plan, barrier=False, marked=False, lane_count=LANE_COUNT)
+    return Policy(plan, barrier=False, marked=False, lane_count=lane_count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tlsched.bands import LANE_COUNT
 from tlsched.errors import ConfigError
 from tlsched.planning.fabric import Fabric
 from tlsched.planning.profile import Profile
@@ -43,9 +44,11 @@ class PolicySettings:
 
     ``window`` is ``bytescheduler``'s; None: the default, and a training process tunes it.
     ``profile`` and ``fabric`` are what ``prophet`` makes its blocks from; while one of them is
-    missing it sends whole buckets in the order of their gradients.
+    missing it sends whole buckets in the order of their gradients. ``lane_count`` is how many lanes
+    ``kernel`` and ``lanes`` spread buckets over; schedule() sets it from its own ``lanes``.
     """
 
     window: Window | None = None
     profile: Profile | None = None
     fabric: Fabric | None = None
+    lane_count: int = LANE_COUNT
