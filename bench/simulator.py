@@ -22,10 +22,13 @@ STEP_S = 1e-6
 SLOWEST = 1.1  # of the hosts, each of which computes at a speed of its own
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
-    """A row for each size and policy, and for the planner: one iteration simulated, or one plan."""
+def measure(rounds: int, *, sizes: int) -> list[dict[str, Any]]:
+    """A row for each size and policy, and for the planner: one iteration simulated, or one plan.
+
+    The first ``sizes`` of SIZES.
+    """
     rows = []
-    for hosts, buckets in SIZES:
+    for hosts, buckets in SIZES[:sizes]:
         fabric = _fabric(hosts)
         profile = _profile(buckets, fabric)
         jobs = {name: _iteration(name, profile, fabric) for name in POLICIES}
