@@ -24,7 +24,7 @@ _OURS = "# tlsched@.service, written by `tlsched install-unit`"
 # What ProtectHome= and PrivateTmp= of the unit hide from it (systemd.exec(5)).
 _HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))
 _INSTALL_HINT = (
-    "install it where services may read it: python3 -m venv /opt/tlsched &&"
+    "install it where services may read it: /usr/bin/python3 -m venv --clear /opt/tlsched &&"
     " /opt/tlsched/bin/pip install ., as root"
 )
 
