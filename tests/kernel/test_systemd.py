@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests import cgrouptree
 from tests.kernel.hostcli import snapshot, state, status
 from tests.kernel.systemd_host import CHECKOUT, SystemdHost, booted
 
@@ -133,6 +134,24 @@ def test_an_interface_removed_and_made_again(host: SystemdHost) -> None:
         link.make()
         host.await_state(link.unit, "active")
         assert state(host, link.dev) == "attached"
+
+
+def test_an_interface_that_is_back_before_its_unit_has_stopped(link: Link) -> None:
+    link.systemctl("enable")
+    link.systemctl("start")
+    for _ in range(2):
+        link.remove()
+        link.make()
+        cgrouptree.eventually(lambda: state(link.host, link.dev) == "attached", "attached again")
+        link.host.await_state(link.unit, "active")
+    link.systemctl("stop")
+    assert state(link.host, link.dev) == "detached"
+    link.systemctl("restart")
+    assert link.host.state(link.unit) == "active"
+    device = link.host.run(
+        "systemd-escape", "--suffix=device", f"sys/subsystem/net/devices/{link.dev}"
+    )
+    assert link.host.state(device.stdout.strip()) == "active"
 
 
 def test_the_unit_fails_without_a_section(link: Link) -> None:
