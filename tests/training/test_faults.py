@@ -47,7 +47,7 @@ def _interrupt_in_two_seconds(_run: tlsched.Run, _net: nn.Module) -> None:
 
 
 def _reset_one_lane(run: tlsched.Run, _net: nn.Module) -> None:
-    for connection in run._lanes[0].connections.values():
+    for connection in run._lanes[0].control.connections.values():
         sockets.cut(connection)
 
 

@@ -30,18 +30,20 @@ class Agreement:
     """A meeting of all ranks of ``group``; every rank must make the same calls in the same order.
 
     Each context of a process gets keys of its own, since nobody ever clears the store. ``roster``
-    tells who left and who waits.
+    tells who left and who waits. With ``size`` only the first so many ranks meet.
     """
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, timeout_s: float, *, size: int | None = None
+    ) -> None:
         self.rank = group.rank()
-        self.size = group.size()
+        self.size = size or group.size()
         self.timeout_s = timeout_s
         whole: Store = group.get_group_store()
         number = self._call(lambda _: whole.add(f"tlsched/contexts/{self.rank}", 1))
         self._store = PrefixStore(f"tlsched/{number}", whole)
         self._calls = 0
-        names = dist.get_process_group_ranks(group)
+        names = dist.get_process_group_ranks(group)[: self.size]
         self.roster = Roster(self.substore("roster"), self.rank, names)
 
     def substore(self, name: str) -> Store:

@@ -15,13 +15,13 @@ from tlsched.shim.preflight import wire
 from tlsched.shim.sparse import sparse_parameters
 from tlsched.shim.transport import GLOO, Transport
 
-BACKENDS = ("gloo", "nccl")
+BACKENDS = ("gloo", "nccl", "ps")
 
 
 def choose_backend(
     model: Module, backend: str | None, lane_count: int, bands: Sequence[Band]
 ) -> Transport:
-    """The transport for ``backend``, or for where ``model``'s parameters live if that is None.
+    """The ranks' transport for ``backend``; None goes by where ``model``'s parameters live.
 
     ``bands`` are the lanes' marks, empty when they carry none. Raises ConfigError for a backend
     that is unknown or missing here, and ModelRefused naming what it cannot carry.
@@ -32,8 +32,8 @@ def choose_backend(
         raise ConfigError(
             f"there is no backend {backend!r} for lanes", hint=f"use one of {', '.join(BACKENDS)}"
         )
-    if backend == "gloo":
-        return GLOO
+    if backend in ("gloo", "ps"):
+        return GLOO  # with servers, for what is no gradient
     if not dist.is_nccl_available():
         raise ConfigError(
             'backend="nccl" needs a torch that is built with NCCL, and this one is not',

@@ -24,7 +24,7 @@ from tlsched.shim.agreement import Agreement
 from tlsched.shim.bucket import Bucket
 from tlsched.shim.gradients import Gradients
 from tlsched.shim.guards import Readers
-from tlsched.shim.lanes import Lane
+from tlsched.shim.lane import AnyLane
 from tlsched.shim.optimizer import DeferredOptimizer
 from tlsched.shim.orders import Follower, Leader
 from tlsched.shim.outside import OutsideReads
@@ -48,7 +48,7 @@ class Engine:
         self,
         model: Module,
         agreement: Agreement,
-        lanes: Sequence[Lane],
+        lanes: Sequence[AnyLane],
         policy_name: str,
         *,
         settings: PolicySettings,
@@ -79,7 +79,7 @@ class Engine:
         self._joining: list[Hook] = []
         self._joined = False
         self._ids: list[tuple[int, ...]] = []
-        self.sparse = SparseGradients(sparse_parameters(model), lanes[0], agreement.size)
+        self.sparse = SparseGradients(sparse_parameters(model), lanes[0].control, agreement.size)
         self._begin_to_learn()
 
     def start(self, optimizers: Sequence[Optimizer]) -> None:
@@ -273,7 +273,7 @@ class Engine:
         enabled = self.gradients.enabled
         self.stop_watching()
         self._leave_gradients()
-        membership.admit(self._agreement, self._lanes[0], joined, self._timeout_s)
+        membership.admit(self._agreement, self._lanes[0].control, joined, self._timeout_s)
         self.say(f"{', '.join(joined.values())} joined what is trained: learning again")
         self._begin_to_learn()
         self.gradients.enabled = enabled
@@ -309,7 +309,7 @@ class Engine:
                 self._agreement,
                 self._given_trace,
                 self._start_s,
-                hold_back=not self._lanes[0].transport.one_order,
+                hold_back=not self._lanes[0].one_order,
                 choose=not self.gradients.policy.pieces,
                 lane_count=self._settings.lane_count,
             )
@@ -334,4 +334,4 @@ class Engine:
         if measured is not None and measured.profile is not None:
             settings = replace(settings, profile=measured.profile, fabric=measured.fabric)
         policy = make_policy(self._policy_name, plan, settings)
-        return in_one_order(policy) if self._lanes[0].transport.one_order else policy
+        return in_one_order(policy) if self._lanes[0].one_order else policy

@@ -18,7 +18,7 @@ from tlsched.errors import ModelRefused, TrainingError
 from tlsched.planning.policies import Policy
 from tlsched.shim.accumulation import on_accumulation
 from tlsched.shim.bucket import Bucket
-from tlsched.shim.lanes import Lane
+from tlsched.shim.lane import AnyLane
 from tlsched.shim.orders import Follower, Leader
 from tlsched.shim.pending import PendingParameter, stale
 from tlsched.shim.pieces import make_sending
@@ -64,7 +64,7 @@ class Gradients:
         self,
         names: dict[Parameter, str],
         policy: Policy,
-        lanes: Sequence[Lane],
+        lanes: Sequence[AnyLane],
         world_size: int,
         timeout_s: float,
         watcher: Watcher,

@@ -26,6 +26,7 @@ from tlsched.bands import Band
 from tlsched.errors import CommunicationError
 from tlsched.shim import sockets
 from tlsched.shim.agreement import Agreement
+from tlsched.shim.lane import AnyLane
 from tlsched.shim.reduction import Reduction
 from tlsched.shim.roster import Roster
 from tlsched.shim.transport import GLOO, Transport
@@ -61,22 +62,28 @@ class Lane:
     def __post_init__(self) -> None:
         self._sum.timeout = self._from_rank_0.timeout = datetime.timedelta(seconds=self.timeout_s)
 
+    @property
+    def control(self) -> Lane:
+        """See :class:`~tlsched.shim.lane.AnyLane`."""
+        return self
+
+    @property
+    def pairs(self) -> set[tuple[str, str]]:
+        """See :class:`~tlsched.shim.lane.AnyLane`."""
+        return {(c.local[0], c.peer[0]) for c in self.marked}
+
+    @property
+    def one_order(self) -> bool:
+        """See :class:`~tlsched.shim.lane.AnyLane`."""
+        return self.transport.one_order
+
     def all_reduce(self, flat: torch.Tensor) -> Reduction:
         """Start summing the contiguous tensor ``flat`` over all ranks, in place."""
         return self._watched(self.group.allreduce([flat], self._sum))
 
     def start_s(self, device: torch.device) -> float:
         """Seconds that an all-reduce of next to nothing takes: the least of several."""
-        times = []
-        for _ in range(STARTS):
-            began_s = time.perf_counter()
-            started = self.all_reduce(torch.zeros(1, device=device))
-            try:
-                started.wait(self.timeout_s)
-            except RuntimeError as error:
-                raise self.failure(f"trying lane {self.index}", error) from error
-            times.append(time.perf_counter() - began_s)
-        return min(times)
+        return least_start_s(self, self.index, device)
 
     def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite ``tensors`` (any strides) with rank 0's values."""
@@ -162,6 +169,20 @@ class Lane:
         reduction = Reduction(self.transport.running(work), self.roster, self.broken)
         self._running.add(reduction)
         return reduction
+
+
+def least_start_s(lane: AnyLane, index: int, device: torch.device) -> float:
+    """See :meth:`~tlsched.shim.lane.AnyLane.start_s`."""
+    times = []
+    for _ in range(STARTS):
+        began_s = time.perf_counter()
+        started = lane.all_reduce(torch.zeros(1, device=device))
+        try:
+            started.wait(lane.timeout_s)
+        except RuntimeError as error:
+            raise lane.failure(f"trying lane {index}", error) from error
+        times.append(time.perf_counter() - began_s)
+    return min(times)
 
 
 def open_lanes(agreement: Agreement, count: int, transport: Transport = GLOO) -> list[Lane]:

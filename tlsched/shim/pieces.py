@@ -21,9 +21,9 @@ from tlsched.errors import TrainingError
 from tlsched.planning.policies import Policy, Send
 from tlsched.planning.policies.bytescheduler import ByteScheduler, Following
 from tlsched.shim.bucket import Bucket
-from tlsched.shim.lanes import Lane
+from tlsched.shim.lane import AnyLane
 from tlsched.shim.orders import Follower, Leader, Order, OrdersLost
-from tlsched.shim.reduction import SLICE_S, Reduction
+from tlsched.shim.reduction import SLICE_S, Running
 from tlsched.shim.sending import Sending, WholeBuckets
 from tlsched.shim.trace import Trace
 
@@ -33,7 +33,7 @@ Event = Callable[[], list[Send]]
 def make_sending(
     policy: Policy,
     buckets: Sequence[Bucket],
-    lanes: Sequence[Lane],
+    lanes: Sequence[AnyLane],
     orders: Leader | Follower | None,
 ) -> Sending:
     """What policies of this kind need; ``orders`` where rank 0 dictates."""
@@ -50,7 +50,7 @@ class Pieces:
     _trace: Trace | None
 
     def __init__(
-        self, buckets: Sequence[Bucket], lanes: Sequence[Lane], orders: Leader | Follower | None
+        self, buckets: Sequence[Bucket], lanes: Sequence[AnyLane], orders: Leader | Follower | None
     ) -> None:
         self.failure: Exception | None = None
         self.backward_runs = False
@@ -178,7 +178,7 @@ class Pieces:
 
 
 class Assembly:
-    """One bucket's pieces under way: what a :class:`Reduction` is to a whole bucket."""
+    """One bucket's pieces under way: what a Reduction is to a whole bucket."""
 
     __slots__ = (
         "_done",
@@ -191,11 +191,11 @@ class Assembly:
         "_wire",
     )
 
-    def __init__(self, pieces: Pieces, lane: Lane) -> None:
+    def __init__(self, pieces: Pieces, lane: AnyLane) -> None:
         self._pieces = pieces
         self._lane = lane
         self._done = threading.Event()
-        self._reductions: list[Reduction] = []
+        self._reductions: list[Running] = []
         self._future: torch.futures.Future[object] | None = None
         self._started_s = time.monotonic()
 
@@ -205,7 +205,7 @@ class Assembly:
         self._left = wire.numel()
         return self
 
-    def start(self, send: Send) -> Reduction:
+    def start(self, send: Send) -> Running:
         """Hand the piece over. The last one has what lies behind the gradients as well."""
         reduction = self._lane.all_reduce(self._wire[self._slice(send)])
         self._reductions.append(reduction)
@@ -226,7 +226,7 @@ class Assembly:
                 self._future.set_result(None)
 
     def wait(self, timeout_s: float) -> None:
-        """As :meth:`Reduction.wait`. Raises TrainingError while backward runs on this thread.
+        """As :meth:`Running.wait`. Raises TrainingError while backward runs on this thread.
 
         Then pieces may be held back until other buckets are complete, which they would never be.
         """
@@ -255,7 +255,7 @@ class Assembly:
         self._reductions.clear()
 
     def ends_within(self, seconds: float) -> bool:
-        """See :meth:`Reduction.ends_within`."""
+        """See :meth:`Running.ends_within`."""
         return self._done.wait(seconds) and self._pieces.failure is None
 
     def get_future(self) -> torch.futures.Future[object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,18 +18,22 @@ from tlsched.planning.plan import Plan
 from tlsched.planning.policies import PolicySettings, make_policy
 from tlsched.planning.policies.base import PIECES_LANE
 from tlsched.planning.profile import Profile
-from tlsched.planning.tuning import BayesianSearch, Tuning, can_search
 from tlsched.shim import backward, reads, report
 from tlsched.shim.agreement import Agreement, model_signature
 from tlsched.shim.buffers import Buffers
 from tlsched.shim.engine import Engine
 from tlsched.shim.gradients import Gradients
+from tlsched.shim.lane import AnyLane
 from tlsched.shim.lanes import Lane, mark_lanes, open_lanes
 from tlsched.shim.ordering import what_orders_nothing
 from tlsched.shim.orders import Follower, Leader, open_orders
+from tlsched.shim.ps.choosing import Servers
+from tlsched.shim.ps.opening import Found, open_served_lanes
+from tlsched.shim.ps.ranks import meet
 from tlsched.shim.telling import tell
 from tlsched.shim.trace import Trace
 from tlsched.shim.transport import Transport
+from tlsched.shim.window import tuning_of
 
 # How long the updates that step() promised may still take when training ends with an exception.
 FINISH_S = 5.0
@@ -51,6 +56,7 @@ class Run:
         broadcast_buffers: bool,
         strict: bool,
         trace: bool,
+        servers: Servers | None = None,
     ) -> None:
         self.model = model
         self.policy_name = policy
@@ -67,7 +73,8 @@ class Run:
         self._strict = strict
         self._entered = False
         self._agreement: Agreement | None = None
-        self._lanes: list[Lane] = []
+        self._servers = servers
+        self._lanes: Sequence[AnyLane] = ()
         self._orders: Leader | Follower | None = None
         self._engine: Engine | None = None
         self._buffers: Buffers | None = None
@@ -112,6 +119,13 @@ class Run:
         return self._opened().gradients.policy.plan
 
     @property
+    def workers(self) -> int:
+        """How many ranks train: what a data sampler has to divide by."""
+        self._opened()
+        assert self._agreement is not None
+        return self._agreement.size
+
+    @property
     def profile(self) -> Profile | None:
         """What was measured of the model, for ``run.profile.save(path)``; None until it is."""
         return self._opened().profile
@@ -142,24 +156,9 @@ class Run:
         return report.rows(self._opened(), self._use)
 
     def _open(self) -> None:
-        group = self._process_group or dist.group.WORLD
-        assert group is not None
-        self._agreement = agreement = Agreement(group, self._timeout_s)
-        transport = self._transport
-        facts = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
-        facts.append(f"broadcast_buffers {self._broadcast_buffers}")
-        facts.append(f"settings {self._settings}")
-        facts.append(f"lanes {self._use}")
-        agreement.require_same("policy", facts)
-        agreement.require_same("model", model_signature(self.model))
-        self._lanes = open_lanes(agreement, self._traits.lane_count, transport)
-        for finding in transport.findings():
-            self._say(finding)
-        if self._traits.marked:
-            self._mark(agreement)
-        if self._traits.dictated:
-            self._orders = open_orders(agreement, self._lanes[PIECES_LANE], self._tuning)
-        self._lanes[0].broadcast((*self.model.parameters(), *self.model.buffers()))
+        agreement = self._open_lanes()
+        control = self._lanes[0].control
+        control.broadcast((*self.model.parameters(), *self.model.buffers()))
         device = next(self.model.parameters()).device
         start_s = max(agreement.gather("lanes' speed", self._lanes[0].start_s(device)))
         self._engine = engine = Engine(
@@ -176,32 +175,59 @@ class Run:
             say=self._say,
         )
         if self._broadcast_buffers:
-            self._buffers = Buffers(self.model, self._lanes[0], lambda: engine.backwards)
+            self._buffers = Buffers(self.model, control, lambda: engine.backwards)
         engine.start(self._given_optimizers)
         reads.watch(engine.outside)
         backward.watch(engine)
 
-    def _tuning(self) -> Tuning | None:
-        """What tunes a window that the user leaves open."""
-        if self._settings.window is not None:
-            return None
-        if not can_search():
-            self._say(
-                "pieces and credit stay at their defaults: `pip install 'tlsched[tune]'` to have "
-                "them tuned"
-            )
-            return None
-        sizes = [p.numel() * p.element_size() for p in self.model.parameters()]
-        return Tuning(BayesianSearch(max(sizes)))
+    def _open_lanes(self) -> Agreement:
+        """Meet the other ranks and open the lanes, with their marks and rank 0's orders."""
+        agreement, found = self._meet()
+        agreement.require_same("model", model_signature(self.model))
+        count = self._traits.lane_count
+        every = lane_bands(self._dscps)
+        bands = [every[lane] for lane in self._use] if self._traits.marked else []
+        if found is None:
+            lanes = open_lanes(agreement, count, self._transport)
+            self._lanes, orders = lanes, lanes[min(PIECES_LANE, count - 1)]
+            marked: Sequence[Lane] = lanes
+        else:
+            hold = not self._traits.immediate
+            served = open_served_lanes(agreement, found, count, bands, hold=hold)
+            self._lanes, orders = served, served[0].control
+            marked = [orders]  # the others were marked when they connected
+        for finding in self._transport.findings():
+            self._say(finding)
+        if bands:
+            self._tell_of_marks(mark_lanes(agreement, marked, bands[: len(marked)]))
+        if self._traits.dictated:
+            tuning = partial(tuning_of, self.model, self._settings, self._say)
+            self._orders = open_orders(agreement, orders, tuning)
+        return agreement
 
-    def _mark(self, agreement: Agreement) -> None:
-        bands = lane_bands(self._dscps)
-        why_not = mark_lanes(agreement, self._lanes, [bands[lane] for lane in self._use])
+    def _meet(self) -> tuple[Agreement, Found | None]:
+        """The ranks that train, and the servers that they use, if they do.
+
+        On a rank that serves it serves, and ends with SystemExit when the others have left.
+        """
+        group = self._process_group or dist.group.WORLD
+        assert group is not None
+        servers, transport = self._servers, self._transport
+        facts = [self.policy_name, f"DSCPs {self._dscps}", transport.name, *transport.facts]
+        facts.append(f"broadcast_buffers {self._broadcast_buffers}")
+        facts += [f"lanes {self._use}", f"settings {self._settings}", f"{servers or 'no servers'}"]
+        if servers is not None and servers.ranks:
+            self._agreement, found = meet(group, self._timeout_s, servers.ranks, facts, self._say)
+            return self._agreement, found
+        self._agreement = Agreement(group, self._timeout_s)
+        self._agreement.require_same("policy", facts)
+        return self._agreement, None if servers is None else servers.found()
+
+    def _tell_of_marks(self, why_not: str | None) -> None:
+        """Say what keeps the kernel from ordering the lanes; ``why_not`` are they unmarked."""
         if why_not is not None:
             self._say(f"the lanes are not marked, so the kernel cannot order them: {why_not}")
-            return
-        pairs = {(c.local[0], c.peer[0]) for lane in self._lanes for c in lane.marked}
-        if advice := what_orders_nothing(pairs):
+        elif advice := what_orders_nothing({p for lane in self._lanes for p in lane.pairs}):
             self._say(advice)
 
     def _say(self, text: str) -> None:
@@ -246,7 +272,7 @@ class Run:
     def _forget(self) -> None:
         """Let go of everything: ``run`` may live on, and with it a traceback's frames."""
         self._agreement = self._engine = self._buffers = None
-        self._lanes, self._orders = [], None
+        self._lanes, self._orders = (), None
 
     def _finish(self, gradients: Gradients, error: BaseException) -> None:
         limit_s = 0.0 if isinstance(error, CommunicationError) else min(FINISH_S, self._timeout_s)

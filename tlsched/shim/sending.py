@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tlsched.planning.policies import Policy
 from tlsched.shim.bucket import Bucket
-from tlsched.shim.lanes import Lane
+from tlsched.shim.lane import AnyLane
 from tlsched.shim.trace import Trace
 
 
@@ -39,7 +39,7 @@ class WholeBuckets:
     _policy: Policy
     _trace: Trace | None
 
-    def __init__(self, buckets: Sequence[Bucket], lanes: Sequence[Lane]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], lanes: Sequence[AnyLane]) -> None:
         self._buckets = buckets
         self._lanes = lanes
 

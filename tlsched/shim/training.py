@@ -26,6 +26,7 @@ from tlsched.planning.plan import Plan
 from tlsched.planning.policies import PolicySettings, in_one_order, make_policy
 from tlsched.shim import membership
 from tlsched.shim.backends import choose_backend
+from tlsched.shim.ps.choosing import choose_servers
 from tlsched.shim.run import Run
 from tlsched.shim.separable import refuse_unsuitable
 
@@ -47,6 +48,7 @@ def schedule(
     trace: bool = False,
     backend: str | None = None,
     lanes: Sequence[int] | None = None,
+    servers: int | Sequence[str] | None = None,
 ) -> Run:
     """Train ``model`` data-parallel over ``process_group`` (default: all ranks).
 
@@ -65,6 +67,10 @@ def schedule(
       trainings on the same links, one with ``range(0, 3)`` takes precedence over one with
       ``range(3, 6)``. For ``kernel`` and ``lanes``, which spread buckets over several.
     - ``backend``: ``gloo`` or ``nccl``; by default the latter when the parameters live on CUDA.
+      ``ps``: gradients go through parameter servers.
+    - ``servers`` of ``ps``: None for one on each worker's host, started here; a number for so many
+      last ranks of the job, which serve until the workers leave and then end; or a list of
+      addresses (``"10.0.0.5:7150"``) at which ``tlsched server`` listens.
 
     Raises ConfigError for a bad argument and ModelRefused for what cannot be trained this way, both
     before anything is changed.
@@ -86,6 +92,10 @@ def schedule(
             hint='call torch.distributed.init_process_group("gloo") first, for instance under '
             "torchrun",
         )
+    if servers is not None and backend != "ps":
+        raise ConfigError(
+            'servers are given without backend="ps"', hint="add it, or leave them out"
+        )
     every = lane_bands(dscps)
     marks = [every[lane] for lane in use] if traits.marked else ()
     transport = choose_backend(model, backend, traits.lane_count, marks)
@@ -104,6 +114,7 @@ def schedule(
         broadcast_buffers,
         strict,
         trace,
+        choose_servers(model, servers) if backend == "ps" else None,
     )
 
 

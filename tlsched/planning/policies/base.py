@@ -37,6 +37,10 @@ class Policy:
     ``lane_count`` is how many lanes its plans may use. ``one_order`` makes the launch order hold
     across lanes too: see :func:`in_one_order`.
 
+    ``immediate`` tells that parameter servers send back each segment's sum as soon as it is
+    complete, so that pushing a bucket and pulling it coincide; otherwise they send nothing back
+    before they have the whole of what was handed over, as classical parameter servers do.
+
     ``pieces`` tells that what is handed over may be parts of buckets, and that some is handed over
     only when others have been averaged; ``dictated`` that rank 0 decides the order and all others
     follow it.
@@ -53,12 +57,14 @@ class Policy:
         marked: bool,
         lane_count: int = 1,
         one_order: bool = False,
+        immediate: bool = False,
     ) -> None:
         self.plan = plan
         self.barrier = barrier
         self.marked = marked
         self.lane_count = lane_count
         self.one_order = one_order
+        self.immediate = immediate
         self._waiting: dict[int, deque[int]] = {}
         self._complete: set[int] = set()
         self.start_round()
@@ -109,4 +115,5 @@ def in_one_order(policy: Policy) -> Policy:
         marked=policy.marked,
         lane_count=policy.lane_count,
         one_order=True,
+        immediate=policy.immediate,
     )

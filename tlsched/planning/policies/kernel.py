@@ -14,9 +14,9 @@ from tlsched.planning.policies.base import Policy
 
 def kernel(plan: Plan, lane_count: int = LANE_COUNT) -> Policy:
     """The policy ``kernel`` for ``plan``."""
-    return Policy(plan, barrier=False, marked=True, lane_count=lane_count)
+    return Policy(plan, barrier=False, marked=True, lane_count=lane_count, immediate=True)
 
 
 def lanes(plan: Plan, lane_count: int = LANE_COUNT) -> Policy:
     """The policy ``lanes`` for ``plan``."""
-    return Policy(plan, barrier=False, marked=False, lane_count=lane_count)
+    return Policy(plan, barrier=False, marked=False, lane_count=lane_count, immediate=True)

@@ -22,6 +22,7 @@ from tlsched.shim.ps.wire import (
     Head,
     Hello,
     Kind,
+    Trouble,
     read_trouble,
     unpack,
 )
@@ -60,14 +61,14 @@ class Line(Channel):
 class Client:
     """Connections of one worker to all ``places``, for all lanes of ``hello``.
 
-    ``failure`` is why nothing more can be summed, and ``blamed`` the rank it is due to.
+    ``failure`` is why nothing more can be summed, ``trouble`` what a server said of it.
     Raises CommunicationError naming the server that cannot be reached, or turns this worker away.
     """
 
     def __init__(self, places: Sequence[Place], hello: Hello, bands: Sequence[Band | None]) -> None:
         self.places = tuple(places)
         self.failure: str | None = None
-        self.blamed: int | None = None
+        self.trouble: Trouble | None = None
         self._lines: dict[tuple[int, int], Line] = {}
         self._by_fd: dict[int, Line] = {}
         self._counts = [0] * hello.lanes
@@ -97,6 +98,14 @@ class Client:
             (line.sock.getsockname()[0], line.sock.getpeername()[0])
             for line in self._lines.values()
         }
+
+    def silent(self, lane: int) -> list[str]:
+        """The servers that owe this worker something in ``lane``."""
+        return [
+            str(self.places[server])
+            for (server, its_lane), line in self._lines.items()
+            if its_lane == lane and line.expected
+        ]
 
     def reduce(self, lane: int, exchange: Exchange, code: int, item_bytes: int, hold: bool) -> None:
         """Have ``exchange``'s memory summed over all workers, in lane ``lane``.
@@ -249,9 +258,8 @@ class Client:
 
     def _arrived(self, line: Line) -> None:
         if line.trouble is not None:
-            trouble = read_trouble(line.trouble)
-            self.blamed = trouble.rank
-            self._fail(f"{self.places[line.server]} ended the job: {trouble.text}")
+            self.trouble = read_trouble(line.trouble)
+            self._fail(f"{self.places[line.server]} ended the job: {self.trouble.text}")
             return
         _, _, exchange = line.expected.popleft()
         if exchange.arrived(line.server):

@@ -69,7 +69,7 @@ class Job:
         self._waiting[member.lane].discard(member)
         self.stirred.discard(member)
         if not member.left and self.trouble is None:
-            self.end(Trouble(f"rank {member.rank} left ({how})", member.rank))
+            self.end(Trouble(f"rank {member.rank} left ({how})", member.rank, gone=True))
 
     def end(self, trouble: Trouble) -> None:
         """Tell all why nothing more comes. What they still send is not heard."""
@@ -153,4 +153,4 @@ class Job:
         """Whoever said goodbye sends nothing more: ``member`` must not wait for it."""
         for rank, position in self._gone[member.lane].items():
             if position < member.position and self.trouble is None:
-                self.end(Trouble(f"rank {rank} left", rank))
+                self.end(Trouble(f"rank {rank} left", rank, gone=True))

@@ -35,9 +35,9 @@ class Sum:
     def __init__(self, head: bytes, rank: int) -> None:
         what = unpack(head)
         if what.kind != Kind.SEGMENT or what.code >= len(ITEM_BYTES):
-            raise Mismatch(Trouble(f"it sent a record that no worker sends ({what})", rank))
+            raise Mismatch(Trouble(f"sent a record that no worker sends ({what})", rank))
         if not 0 < what.length <= SEGMENT_BYTES or what.length % ITEM_BYTES[what.code]:
-            raise Mismatch(Trouble(f"it sent a segment of no length that is allowed ({what})", rank))
+            raise Mismatch(Trouble(f"sent a segment of no length that is allowed ({what})", rank))
         self.head = head
         self.first = rank
         self.code, self.hold, self.length = what.code, bool(what.hold), what.length
@@ -78,7 +78,7 @@ class Line:
         if found.head != head:
             raise Mismatch(
                 Trouble(
-                    f"it sent {unpack(head)} where rank {found.first} sent {unpack(found.head)}",
+                    f"sent {unpack(head)} where rank {found.first} sent {unpack(found.head)}",
                     rank,
                 )
             )
@@ -107,5 +107,3 @@ class Line:
             return []
         ready, self.held = self.held, []
         return ready
-
-

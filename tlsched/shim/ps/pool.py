@@ -17,7 +17,7 @@ class Buffer:
     def __init__(self) -> None:
         # Pages are taken only when they are written: a small segment costs what it needs.
         self.bytes: np.ndarray[Any, Any] = np.empty(SEGMENT_BYTES, np.uint8)
-        self.view = memoryview(self.bytes)
+        self.view = memoryview(self.bytes)  # type: ignore[arg-type]  # a Buffer, from numpy 2.x's stubs on
         self.users = 0
 
 

@@ -1,7 +1,8 @@
-"""A server's loop: one thread that accepts, receives, adds and sends, the most urgent lane first."""
+"""A server's loop: one thread that does everything, the most urgent lane first."""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import select
 import socket
@@ -19,6 +20,7 @@ FAREWELL_S = 5.0  # and whoever was told that its job is over, to close
 STRANGERS = 256  # how many that have not said who they are may wait
 _SLICE_S = 1.0
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+STOPPED = Trouble("it was stopped")
 
 Say = Callable[[str], None]
 
@@ -51,8 +53,10 @@ class Server:
         self._members: dict[int, Member] = {}
         self._masks: dict[int, int] = {}
         self._jobs: dict[bytes, Job] = {}
-        self._leaving: dict[int, float] = {}
         self._stopped = False
+        self._why = STOPPED
+        self._end_s = self._begin_s = float("inf")
+        self.trouble: Trouble | None = None
         self._handlers: dict[int, Callable[[], None]] = {}
 
     @property
@@ -65,9 +69,22 @@ class Server:
         self._handlers[fd] = call
         self._epoll.register(fd, select.EPOLLIN)
 
-    def stop(self) -> None:
-        """End :meth:`serve` soon; may be called by a signal's handler."""
-        self._stopped = True
+    def begin_within(self, seconds: float) -> None:
+        """End unless a job begins within ``seconds``; ``trouble`` says so then."""
+        self._begin_s = time.monotonic() + seconds
+
+    def unwatch(self, fd: int) -> None:
+        """The opposite of :meth:`watch`."""
+        del self._handlers[fd]
+        self._epoll.unregister(fd)
+
+    def end_by(self, end_s: float) -> None:
+        """End at a time of time.monotonic(), whoever is there still."""
+        self._end_s = end_s
+
+    def stop(self, why: Trouble = STOPPED) -> None:
+        """End :meth:`serve` soon, telling jobs that run ``why``; a signal's handler may call it."""
+        self._why, self._stopped = why, True
 
     def serve(self) -> None:
         """Serve until the jobs are done or :meth:`stop` is called; then everything is closed."""
@@ -83,7 +100,11 @@ class Server:
             self.close()
 
     def close(self) -> None:
-        """Close every connection: jobs that run see their server leave."""
+        """Close every connection, after telling jobs that run why."""
+        for job in self._jobs.values():
+            if job.trouble is None:
+                job.end(self._why)
+                self._settle(job)
         for stranger in self._strangers.values():
             stranger.sock.close()
         for member in self._members.values():
@@ -147,7 +168,7 @@ class Server:
     def _settle(self, job: Job) -> None:
         """Let all go on for whom something has changed in ``job``."""
         told = job.trouble
-        while job.stirred:
+        while job.stirred:  # of those that must go on, the most urgent first
             member = min(job.stirred, key=_urgency)
             job.stirred.discard(member)
             if member.fd not in self._members:
@@ -179,6 +200,9 @@ class Server:
         if not job.members:
             del self._jobs[job.hello.job]
             self._jobs_left -= 1
+            if self._jobs_left == 0:
+                self.trouble = job.trouble
+            self._say(f"job {job.hello.job.hex()[:8]} is over")
 
     def _accept(self) -> None:
         try:
@@ -226,6 +250,7 @@ class Server:
         self._masks[fd] = select.EPOLLIN
         if hello.job not in self._jobs:
             self._jobs[hello.job] = job
+            self._begin_s = float("inf")
             self._say(f"job {hello.job.hex()[:8]} begins: {hello.workers} workers")
         job.join(member)
         self._settle(job)
@@ -235,15 +260,16 @@ class Server:
         self._say(f"{stranger.name} was turned away: {why}")
         self._epoll.unregister(stranger.sock.fileno())
         del self._strangers[stranger.sock.fileno()]
-        try:
+        with contextlib.suppress(OSError):
             stranger.sock.send(Trouble(why).record())
-        except OSError:
-            pass
         stranger.sock.close()
 
     def _close_late(self) -> None:
         """Whoever has not said who it is, or was told that its job is over, and stays."""
         now_s = time.monotonic()
+        if now_s > self._begin_s and not self._jobs:
+            self.trouble = Trouble("no worker came in time")
+        self._stopped = self._stopped or self.trouble is not None or now_s > self._end_s
         for stranger in [one for one in self._strangers.values() if one.end_s < now_s]:
             self._turn_away(stranger, f"it did not say who it is within {HELLO_S:g} s")
         for job in [job for job in self._jobs.values() if job.late(now_s, FAREWELL_S)]:

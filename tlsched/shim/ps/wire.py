@@ -121,15 +121,20 @@ def read_hello(raw: bytes | bytearray) -> Hello:
 
 
 def key_of(token: str) -> bytes:
-    """What proves that somebody knows ``token``; an empty one proves nothing and asks for nothing."""
+    """What proves that somebody knows ``token``; nothing where there is none."""
     return hashlib.sha256(token.encode()).digest() if token else bytes(32)
 
 
 class Trouble(NamedTuple):
-    """Why a server ends a job: ``text``, and the rank that is to blame, if one is."""
+    """Why a server ends a job: ``text``, and what ``rank`` has to do with it.
+
+    It is the one to blame, if any; ``gone`` tells that it left, otherwise ``text`` says what it
+    did.
+    """
 
     text: str
     rank: int | None = None
+    gone: bool = False
 
     def record(self) -> bytes:
         """As it travels, head and all."""
