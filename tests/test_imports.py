@@ -174,12 +174,16 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_import_without_torch_and_bcc() -> None:
-    done = _run("import tlsched, tlsched.control, tlsched.lab, tlsched.planning, tlsched.cli")
+    done = _run(
+        "import tlsched, tlsched.control, tlsched.lab, tlsched.planning, tlsched.cli\n"
+        "import tlsched.shim.ps.child, tlsched.shim.ps.server"
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "attach --help", "lab --help", "plan --help", "demo --help"]
+    "command",
+    ["--help", "attach --help", "lab --help", "plan --help", "demo --help", "server --help"],
 )
 def test_help_without_torch_and_bcc(command: str) -> None:
     argv = ["tlsched", *command.split()]

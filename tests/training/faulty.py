@@ -54,16 +54,23 @@ class Outcome:
 
 
 def train_with_faults(
-    rank: int, _size: int, faults: dict[int, Fault], policy: str = "kernel", timeout_s: float = 60.0
+    rank: int,
+    _size: int,
+    faults: dict[int, Fault],
+    policy: str = "kernel",
+    timeout_s: float = 60.0,
+    options: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Train; rank r suffers ``faults[r]`` (a Fault) in the fault step."""
+    """Train, with ``options`` of schedule(); rank r suffers ``faults[r]`` in the fault step."""
     net = deep_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     batches = models.batches("mlp", rank, STEPS)
     threads = threading.active_count()
     began_s, step = time.monotonic(), 0
     try:
-        with tlsched.schedule(net, optimizer, policy=policy, timeout_s=timeout_s) as run:
+        with tlsched.schedule(
+            net, optimizer, policy=policy, timeout_s=timeout_s, **options or {}
+        ) as run:
             for step, batch in enumerate(batches):
                 if step == FAULT_STEP:
                     began_s = time.monotonic()

@@ -67,11 +67,23 @@ def _print_error(text: str) -> None:
 
 def main() -> None:
     """Entry point of the `tlsched` command."""
-    from tlsched.cli import demo, doctor, host, lab, mark, metrics, plan, simulate, top, unit
+    from tlsched.cli import (
+        demo,
+        doctor,
+        host,
+        lab,
+        mark,
+        metrics,
+        plan,
+        server,
+        simulate,
+        top,
+        unit,
+    )
     from tlsched.cli.output import OutputLost, discard, watch
 
     watch()
-    for module in (host, mark, unit, doctor, top, metrics, plan, simulate, lab, demo):
+    for module in (host, mark, unit, doctor, top, metrics, plan, simulate, server, lab, demo):
         module.register(app)
     # At its end the interpreter searches all that was imported for garbage: 0.1 s of the 0.5 s that
     # `detach` takes, measured. Frozen objects are not searched.
