@@ -282,6 +282,8 @@ class Client:
 
     def _close_all(self) -> None:
         for line in self._lines.values():
+            with contextlib.suppress(OSError):  # a forked process may hold the socket as well
+                line.sock.shutdown(socket.SHUT_RDWR)
             line.sock.close()
         self._epoll.close()
         with contextlib.suppress(OSError):
