@@ -217,7 +217,7 @@ def _train(rank: int, _size: int, how: str) -> dict[str, Any]:
                 CPU, BANDS, QUIET, lane_count=LANE_COUNT, over=Wire.TCP, group_class=NcclByGloo
             )
         with run:
-            marks = [[_marks(c) for c in lane.marked] for lane in run._lanes]
+            marks = [[_marks(c) for c in lane.control.marked] for lane in run._lanes]
             for step in range(STEPS):
                 if rank and not run.learning:
                     net.order = net.order[::-1]

@@ -31,7 +31,7 @@ def _train(rank: int, _size: int, lanes: list[int] | None, policy: str = "kernel
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     with tlsched.schedule(net, optimizer, policy=policy, lanes=lanes) as run:
-        marks = [[_marks(c.fd) for c in lane.marked] for lane in run._lanes]
+        marks = [[_marks(c.fd) for c in lane.control.marked] for lane in run._lanes]
         for batch in models.batches("mlp", rank, STEPS):
             loops.backward(models.loss("mlp", net, batch))
             optimizer.step()

@@ -60,7 +60,7 @@ def _train(rank: int, _size: int, policy: str, steps: int, pause_s: float = 0.0)
         warnings.simplefilter("always")
         with tlsched.schedule(net, optimizer, policy=policy) as run:
             marks = [
-                {str(peer): _marks(c) for peer, c in lane.connections.items()}
+                {str(peer): _marks(c) for peer, c in lane.control.connections.items()}
                 for lane in run._lanes
             ]
             for number, batch in enumerate(models.batches("mlp", rank, steps)):
@@ -122,7 +122,7 @@ def _two_makers(_rank: int, _size: int) -> list[tuple[int, int]]:
         noise.start()
         net = _net()
         with tlsched.schedule(net, torch.optim.SGD(net.parameters(), lr=0.1)) as run:
-            peers = [len(lane.connections) for lane in run._lanes]
+            peers = [len(lane.control.connections) for lane in run._lanes]
             stop.set()
             noise.join()
         assert peers == [1] * 6
