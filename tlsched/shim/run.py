@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from tlsched.bands import lane_bands
 from tlsched.errors import CommunicationError, TrainingError
 from tlsched.planning.plan import Plan
-from tlsched.planning.policies import PolicySettings, make_policy
+from tlsched.planning.policies import PolicySettings, traits_of
 from tlsched.planning.policies.base import PIECES_LANE
 from tlsched.planning.profile import Profile
 from tlsched.shim import backward, reads, report
@@ -60,7 +60,7 @@ class Run:
     ) -> None:
         self.model = model
         self.policy_name = policy
-        self._traits = make_policy(policy, Plan((), ()), settings)  # how many lanes, marked or not
+        self._traits = traits_of(policy, settings)
         self.trace: Trace | None = Trace() if trace else None
         self._settings = settings
         self._given_optimizers = optimizers

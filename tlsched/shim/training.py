@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from tlsched.bands import DEFAULT_DSCPS, LANE_COUNT, check_lanes, lane_bands
 from tlsched.errors import ConfigError
 from tlsched.planning.plan import Plan
-from tlsched.planning.policies import PolicySettings, in_one_order, make_policy
+from tlsched.planning.policies import PolicySettings, in_one_order, make_policy, traits_of
 from tlsched.shim import membership
 from tlsched.shim.backends import choose_backend
 from tlsched.shim.ps.choosing import choose_servers
@@ -77,7 +77,7 @@ def schedule(
     """
     make_policy(policy, Plan((), ()))  # refuses an unknown one
     settings, use = _lanes_of(policy, settings or PolicySettings(), lanes)
-    traits = make_policy(policy, Plan((), ()), settings)
+    traits = traits_of(policy, settings)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s is {timeout_s}", hint="give a positive number of seconds")
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)

@@ -8,6 +8,7 @@ simulator and a training process can run the same object.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tlsched.errors import ConfigError
 from tlsched.planning.plan import Plan
@@ -36,6 +37,7 @@ __all__ = [
     "Window",
     "in_one_order",
     "make_policy",
+    "traits_of",
 ]
 
 
@@ -52,3 +54,11 @@ def make_policy(name: str, plan: Plan, settings: PolicySettings | None = None) -
             f"there is no policy {name!r}", hint=f"use one of {', '.join(POLICIES)}"
         ) from None
     return factory(plan, settings or PolicySettings())
+
+
+def traits_of(name: str, settings: PolicySettings) -> Policy:
+    """The policy called ``name`` without buckets: how many lanes it has, marked or not, and so on.
+
+    A profile in ``settings`` belongs to a plan with buckets, so it is not looked at.
+    """
+    return make_policy(name, Plan((), ()), replace(settings, profile=None, fabric=None))
