@@ -133,7 +133,8 @@ def check_wire(listener: wire.Listener, link: Pair, lane: int) -> None:
     assert {IP in frame for frame in frames} == {True, False}
     assert dscps(frames) == {DEFAULT_DSCPS[lane]}
     counted = lane_bytes(link)
-    assert counted[f"lane{lane}"] > 3 * BYTES
+    # On a busy machine iperf3's server may hang up before it has read the last of a transfer.
+    assert counted[f"lane{lane}"] > 2 * BYTES
     assert counted["default"] < 10_000
 
 
