@@ -39,7 +39,7 @@ def step_command(
     ]
     rows: list[dict[str, Any]] = []
     lab: dict[str, Any] = {}
-    with progress(len(settings) * len(names) * rounds) as step:
+    with progress(len(settings) * (len(names) * rounds + 2)) as step:
         for setting in settings:
             more, lab = step_bench.measure(setting, names, rounds, step)
             rows += more

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tlsched.bands import LANE_COUNT
 from tlsched.planning.plan import (
     FUSE_BYTES,
+    FUSE_PARTS,
     TINY_BYTES,
     ParameterInfo,
     Plan,
@@ -97,6 +98,13 @@ def test_tiny_groups_join_the_bucket_before_them() -> None:
     ]
     plan = make_plan(infos, {"conv": 2, "norm": 1, "fc": 0})
     assert [bucket.names for bucket in plan.buckets] == [("conv", "norm"), ("fc",)]
+
+
+def test_a_large_models_buckets_are_limited_in_number() -> None:
+    """A thousand modules of four megabytes: each is larger than what small models are fused to."""
+    infos = [ParameterInfo(f"p{i}", 8 * FUSE_BYTES, "float32", f"m{i}") for i in range(1000)]
+    plan = make_plan(infos, {info.name: 0 for info in infos})
+    assert FUSE_PARTS <= len(plan.buckets) <= 1.1 * FUSE_PARTS
 
 
 def test_another_plan_has_another_digest() -> None:

@@ -19,7 +19,14 @@ from tlsched.planning.fusing import fused, plan_on, profile_of_plan
 from tlsched.planning.lanes import choose_lanes, find_lanes
 from tlsched.planning.lateness import Lanes, iteration_s, oracle_s
 from tlsched.planning.nesting import nested
-from tlsched.planning.plan import FUSE_BYTES, TINY_BYTES, BucketPlan, Plan, cut_by_bytes
+from tlsched.planning.plan import (
+    FUSE_BYTES,
+    TINY_BYTES,
+    BucketPlan,
+    Plan,
+    cut_by_bytes,
+    standard_fuse_bytes,
+)
 from tlsched.planning.planner import expected_s, plan_for
 from tlsched.planning.profile import BucketProfile, Profile
 from tlsched.shapes.catalog import layers_of
@@ -41,6 +48,10 @@ def _equal_bytes_s(profile: Profile, fabric: Fabric) -> float:
     return iteration_s(profile, Lanes(lanes, profile.launch_order), fabric)
 
 
+def _standard(profile: Profile) -> Profile:
+    return fused(profile, standard_fuse_bytes(profile.bytes))
+
+
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("where", ["lab", "10gbit"])
 @pytest.mark.parametrize("name", SHAPE_NAMES)
@@ -52,7 +63,9 @@ def test_a_shapes_plan_is_close_to_the_oracle(name: str, where: str, ratio: floa
     free = Fabric(4, fabric.rate_bps, step_s=0.0, efficiency=fabric.efficiency)
     seconds = expected_s(plan_for(profile, fabric), profile, fabric)
     assert oracle_s(profile, free) / seconds >= 0.98
-    assert seconds <= _equal_bytes_s(fused(profile, FUSE_BYTES), fabric) * (1 + 1e-9)
+    assert seconds <= _equal_bytes_s(fused(profile, standard_fuse_bytes(profile.bytes)), fabric) * (
+        1 + 1e-9
+    )
 
 
 @pytest.mark.parametrize(("count", "least"), [(24, 0.969), (48, 0.976)])
@@ -87,7 +100,7 @@ def test_a_plan_has_every_parameter_once_and_is_the_same_again(
     assert sum(bucket.bytes for bucket in plan.buckets) == profile.bytes
     assert sorted(plan.launch_order) == list(range(len(plan.buckets)))
     assert plan_for(profile, fabric).digest() == plan.digest()
-    standard = fused(profile, FUSE_BYTES)
+    standard = _standard(profile)
     seconds = expected_s(plan, profile, fabric)
     assert seconds <= _equal_bytes_s(standard, fabric) * (1 + 1e-9)
     # Whatever is fused, one lane a module is better.

@@ -20,7 +20,9 @@ from tlsched.shapes.derive import BACKWARD_OF_FORWARD, profile_of_layers
 from tlsched.shapes.walk import Layer
 
 GRADIENT_BYTES = 4  # of an element: replayed parameters are float32
-MOST_OWED_S = 1e-3
+# More than a busy processor's queue: whoever is later stood still, and so did what it stands for.
+MOST_LATE_S = 0.05
+WAITED_S = 1e-3  # between two layers: then the host was not only late, but waited for gradients
 
 
 def replayed(name: str, *, compute_s: float, scale: float = 1.0) -> ReplayedModel:
@@ -84,22 +86,42 @@ class ReplayedModel(nn.Module):
 
 
 class _Clock:
-    """Sleeps as long in total as it is asked to: what one sleep takes too long, the next is short.
+    """The accelerator's time: what it computes takes as long as it should, however busy the host.
 
-    A sleep ends some 60 us late (timer slack, see prctl(2)), and a model may have 400 a step. What
-    is more than that was spent waiting for a processor, and is not made up for.
+    A sleep ends some 60 us late (timer slack, see prctl(2)) and later on a busy processor, and a
+    model may have 400 a step: what one takes too long, the next is short. Backward never waits for
+    the network, so there a layer's end counts from the beginning of the whole backward: gradients
+    are copied while the accelerator goes on. The same holds under every policy.
     """
 
     def __init__(self) -> None:
-        self._owed_s = 0.0
+        self._ended_s = 0.0
+        self._late_s = 0.0
+        self._backward_end_s: float | None = None
 
-    def sleep(self, seconds: float, *, since_s: float | None = None) -> None:
-        """Sleep ``seconds``, of which those since ``since_s`` have passed."""
-        begin_s = time.perf_counter() if since_s is None else since_s
-        left_s = seconds - self._owed_s - (time.perf_counter() - begin_s)
+    def forward(self, seconds: float) -> None:
+        """Compute a layer's forward from now on."""
+        self._backward_end_s = None
+        self._sleep_until(self._now_s() + seconds)
+
+    def backward(self, seconds: float) -> None:
+        """Compute a layer's backward, after those that were computed since the last forward."""
+        if self._backward_end_s is None:
+            self._backward_end_s = self._now_s()
+        self._backward_end_s += seconds
+        self._sleep_until(self._backward_end_s)
+
+    def _now_s(self) -> float:
+        """When the accelerator is free: before the host woke up, unless the host waited since."""
+        now_s = time.perf_counter()
+        return now_s if now_s - self._ended_s > WAITED_S else now_s - self._late_s
+
+    def _sleep_until(self, end_s: float) -> None:
+        left_s = end_s - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
-        self._owed_s = min(MOST_OWED_S, time.perf_counter() - begin_s - seconds + self._owed_s)
+        self._ended_s = time.perf_counter()
+        self._late_s = min(MOST_LATE_S, max(0.0, self._ended_s - end_s))
 
 
 class ReplayedLayer(nn.Module):
@@ -126,19 +148,17 @@ class _Replay(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: ReplayedLayer
     ) -> torch.Tensor:
-        layer.clock.sleep(layer.forward_s)
+        layer.clock.forward(layer.forward_s)
         ctx.layer = layer
         ctx.weight_like = weight
         return x + weight[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        begin_s = time.perf_counter()
         (grad,) = grads
-        # A constant gradient: producing it costs one pass over memory, as little as is possible,
-        # and counts as part of the compute.
+        # A constant gradient: producing it costs one pass over memory, as little as is possible.
         gradient = torch.full_like(ctx.weight_like, float(grad.mean()))
-        ctx.layer.clock.sleep(ctx.layer.backward_s, since_s=begin_s)
+        ctx.layer.clock.backward(ctx.layer.backward_s)
         return grad, gradient, None
 
 

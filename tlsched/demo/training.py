@@ -16,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tlsched
 from tlsched.demo import digits
+from tlsched.demo.calibration import calibrate
 from tlsched.demo.replay import ReplayedSGD, replayed
+from tlsched.planning.policies import PolicySettings, Window
 
 REPLAY_MODEL = "vgg16"
 REPLAY_SCALE = 0.1
@@ -28,10 +30,11 @@ WARMUP = 11
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is asked to train: ``part`` is real or replay.
+    """What a rank is asked to do: ``part`` is real, replay, or calibrate, which trains nothing.
 
     ``compute_s`` (seconds an iteration), ``scale`` (of layer sizes) and ``model`` (a shape's name)
-    are the replay's.
+    are the replay's. ``window`` are bytes of a partition and of credit for ``bytescheduler``, which
+    is tuned without.
     """
 
     part: str
@@ -41,6 +44,7 @@ class Job:
     compute_s: float = REPLAY_COMPUTE_S
     scale: float = REPLAY_SCALE
     model: str = REPLAY_MODEL
+    window: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -48,6 +52,9 @@ class Result:
     """Seconds of each iteration after the warm-up, the last loss and, for real, the accuracy.
 
     ``peak_bytes`` is the most memory that the process has had resident so far.
+
+    ``window`` is the one that ``bytescheduler`` used at last, ``messages`` the all-reduces of an
+    iteration. ``fabric`` is what was calibrated (see :mod:`tlsched.demo.calibration`).
 
     ``timeline`` holds a dict a bucket (``bytes``, ``ready_s``, ``sent_s``, ``needed_s``, measured
     from the step() before) of one iteration, when it was asked for.
@@ -57,12 +64,17 @@ class Result:
     loss: float
     accuracy: float | None = None
     peak_bytes: int = 0
+    window: tuple[int, int] | None = None
+    messages: float | None = None
+    fabric: dict[str, float] = field(default_factory=dict)
     timeline: list[dict[str, float]] = field(default_factory=list)
 
 
 def train(job: Job, rank: int, size: int) -> Result:
     """Do ``job`` as one of ``size`` ranks."""
     torch.manual_seed(1)
+    if job.part == "calibrate":
+        return Result([], 0.0, fabric=calibrate(size))
     result = _train_digits(job, rank, size) if job.part == "real" else _train_replay(job)
     result.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return result
@@ -74,10 +86,10 @@ def _train_digits(job: Job, rank: int, size: int) -> Result:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
     # BatchNorm's running statistics are each rank's own under both.
-    with _around(job, net, optimizer) as (forward, _):
+    with _around(job, net, optimizer) as around:
         times, loss = _loop(
             digits.batches(rank, size, job.iterations + WARMUP, x, y),
-            lambda batch: loss_of(forward(batch[0]), batch[1]),
+            lambda batch: loss_of(around.model(batch[0]), batch[1]),
             optimizer,
         )
     losses = torch.tensor([loss])
@@ -92,12 +104,16 @@ def _train_replay(job: Job) -> Result:
     net = replayed(job.model, compute_s=job.compute_s, scale=job.scale)
     optimizer = ReplayedSGD(net.parameters(), lr=1e-3)
     x = torch.ones(1)
-    with _around(job, net, optimizer) as (forward, timeline):
+    with _around(job, net, optimizer) as around:
         times, loss = _loop(
-            [x] * (job.iterations + WARMUP), lambda batch: forward(batch).sum(), optimizer
+            [x] * (job.iterations + WARMUP), lambda batch: around.model(batch).sum(), optimizer
         )
-        rows = timeline() if job.trace else []
-    return Result(times, loss, timeline=rows)
+        result = Result(times, loss, timeline=around.timeline() if job.trace else [])
+        if around.run is not None:
+            window = around.run.settings.window
+            result.window = (window.partition_bytes, window.credit_bytes) if window else None
+            result.messages = around.run.messages / (job.iterations + WARMUP)
+    return result
 
 
 def _loop(
@@ -119,24 +135,34 @@ def _loop(
     return times, float(loss)
 
 
-Timeline = Callable[[], list[dict[str, float]]]
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The module to call, its timeline, and tlsched's context where it is one."""
+
+    model: nn.Module
+    timeline: Callable[[], list[dict[str, float]]]
+    run: tlsched.Run | None = None
 
 
 @contextmanager
-def _around(
-    job: Job, net: nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[nn.Module, Timeline]]:
-    """The context in which ``job.policy`` trains, the module to call, and its timeline."""
+def _around(job: Job, net: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Around]:
+    """The context in which ``job.policy`` trains."""
     if job.policy == "ddp":
         from tlsched.demo.ddp_trace import DdpTrace
 
         wrapped = DistributedDataParallel(net, broadcast_buffers=False)
-        yield wrapped, DdpTrace(wrapped).timeline if job.trace else list
+        yield Around(wrapped, DdpTrace(wrapped).timeline if job.trace else list)
         return
+    settings = PolicySettings(window=Window(*job.window) if job.window else None)
     with tlsched.schedule(
-        net, optimizer, policy=job.policy, broadcast_buffers=False, trace=job.trace
+        net,
+        optimizer,
+        policy=job.policy,
+        settings=settings,
+        broadcast_buffers=False,
+        trace=job.trace,
     ) as run:
-        yield net, lambda: _timeline(run)
+        yield Around(net, lambda: _timeline(run), run)
 
 
 def _timeline(run: tlsched.Run) -> list[dict[str, float]]:

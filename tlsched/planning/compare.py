@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tlsched.errors import ConfigError
 from tlsched.planning.ddp import ddp_plan
 from tlsched.planning.fabric import Fabric
-from tlsched.planning.fusing import plan_on, profile_of_plan
-from tlsched.planning.plan import Plan
+from tlsched.planning.fusing import fused, plan_on, profile_of_plan
+from tlsched.planning.lanes import choose_lanes
+from tlsched.planning.plan import Plan, standard_fuse_bytes
 from tlsched.planning.planner import fusings, plan_for
 from tlsched.planning.policies import POLICIES, Policy, PolicySettings, Window, make_policy
 from tlsched.planning.policies.oracle import oracle
@@ -62,11 +63,33 @@ def expect(
         if name in ("lanes", "kernel"):
             plan = plan or plan_for(profile, fabric)
         tries = [
-            Expected(name, units, simulate(units, policy, fabric, iterations=1))
+            Expected(name, units, _alone(units, policy, fabric))
             for units, policy in _ways(name, profile, fabric, plan)
         ]
         found[name] = min(tries, key=lambda expected: expected.iteration_s)
     return found
+
+
+def as_trained(
+    profile: Profile, fabric: Fabric, name: str, *, window: Window | None = None
+) -> Expected:
+    """The policy ``name`` with the buckets that a training process makes without a profile.
+
+    ``window`` is ``bytescheduler``'s. Raises ConfigError.
+    """
+    units = fused(profile, standard_fuse_bytes(profile.bytes))
+    if name == "oracle":
+        return Expected(name, profile, _alone(profile, oracle(_in_gradient_order(profile)), fabric))
+    if name == "ddp":
+        buckets = ddp_plan(profile)
+        units, policy = profile_of_plan(profile, buckets), make_policy("sync", buckets)
+    elif name in ("lanes", "kernel"):
+        lanes = choose_lanes(units, fabric)
+        policy = make_policy(name, plan_on(units, lanes.lanes, lanes.launch_order))
+    else:
+        settings = PolicySettings(window=window, profile=units, fabric=fabric)
+        policy = make_policy(name, _in_gradient_order(units), settings)
+    return Expected(name, units, _alone(units, policy, fabric))
 
 
 def floor_s(profile: Profile, fabric: Fabric) -> float:
@@ -102,6 +125,10 @@ def _ways(
         for units, window in itertools.product(fusings(profile, fabric), windows):
             settings = PolicySettings(window=window, profile=units, fabric=fabric)
             yield units, make_policy(name, _in_gradient_order(units), settings)
+
+
+def _alone(profile: Profile, policy: Policy, fabric: Fabric) -> Simulated:
+    return simulate(profile, policy, fabric, iterations=1)
 
 
 def _in_gradient_order(profile: Profile) -> Plan:

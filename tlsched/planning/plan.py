@@ -15,6 +15,9 @@ from tlsched.bands import LANE_COUNT
 # Neighbours in need order are fused up to this size. It is a trade: a smaller bucket can be sent
 # and waited for on its own, but each bucket costs every ring step a message, and a ring's latency.
 FUSE_BYTES = 512 * 1024
+# In a larger model up to this part of all its bytes: finer buckets gain next to nothing in
+# simulated time (under a percent on the replayed shapes), and each costs its start-up.
+FUSE_PARTS = 64
 
 # A group below this size (a norm layer, a bias) joins the bucket before it whatever that one's
 # size: alone it would pay a whole ring's latency for a few packets.
@@ -64,14 +67,17 @@ def make_plan(
     parameters: Sequence[ParameterInfo],
     ready_rank: Mapping[str, int],
     *,
-    fuse_bytes: int = FUSE_BYTES,
+    fuse_bytes: int | None = None,
     lane_count: int = LANE_COUNT,
 ) -> Plan:
-    """Plan ``parameters``, given in need order.
+    """Plan ``parameters``, given in need order, fused up to ``fuse_bytes``.
 
-    ``ready_rank`` tells for each name the position at which backward produced its gradient; a
-    bucket is launched when its last gradient is there.
+    By default up to :func:`standard_fuse_bytes` of them all. ``ready_rank`` tells for each name the
+    position at which backward produced its gradient; a bucket is launched when its last gradient
+    is there.
     """
+    if fuse_bytes is None:
+        fuse_bytes = standard_fuse_bytes(sum(info.bytes for info in parameters))
     groups = [list(members) for members in _fuse(_by_reader(parameters), fuse_bytes)]
     sizes = [sum(p.bytes for p in members) for members in groups]
     lanes = cut_by_bytes(sizes, lane_count)
@@ -82,6 +88,15 @@ def make_plan(
     complete_at = [max(ready_rank[name] for name in bucket.names) for bucket in buckets]
     order = sorted(range(len(buckets)), key=lambda index: complete_at[index])
     return Plan(buckets, tuple(order))
+
+
+def standard_fuse_bytes(total_bytes: int) -> int:
+    """Up to which size neighbours are fused where nothing is known but the model's ``total_bytes``.
+
+    It depends on sizes only, so that a model has the same buckets in every run and under every
+    policy: a ring over other buckets adds in another order, which rounds differently.
+    """
+    return max(FUSE_BYTES, total_bytes // FUSE_PARTS)
 
 
 def single_lane(plan: Plan, lane: int = 0) -> Plan:

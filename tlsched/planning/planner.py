@@ -8,7 +8,7 @@ from tlsched.planning.fabric import Fabric
 from tlsched.planning.fusing import fused, plan_on, profile_of_plan
 from tlsched.planning.lanes import find_lanes
 from tlsched.planning.lateness import Lanes, iteration_s
-from tlsched.planning.plan import FUSE_BYTES, Plan
+from tlsched.planning.plan import Plan, standard_fuse_bytes
 from tlsched.planning.profile import Profile
 
 # Buckets are fused up to so many times the bytes that the link carries while a ring starts up.
@@ -22,7 +22,8 @@ def plan_for(profile: Profile, fabric: Fabric, *, hold_back: bool = True) -> Pla
     """The plan for ``profile``, whose buckets are as fine as they can be: modules, not yet fused.
 
     Never worse in simulated time than equal bytes a lane with the same buckets, or with neighbours
-    fused up to FUSE_BYTES. ``hold_back``: false for backends that launch all lanes in one order.
+    fused as they are without a profile. ``hold_back``: false for backends that launch all lanes in
+    one order.
     """
     best: tuple[float, Plan] | None = None
     allowed_s = float("inf")
@@ -46,7 +47,7 @@ def expected_s(plan: Plan, profile: Profile, fabric: Fabric) -> float:
 
 def fusings(profile: Profile, fabric: Fabric) -> Iterator[Profile]:
     """Different numbers of buckets: as without a profile first, then from fine to coarse."""
-    standard = fused(profile, FUSE_BYTES)
+    standard = fused(profile, standard_fuse_bytes(profile.bytes))
     yield standard
     seen = {len(standard.buckets)}
     start_bytes = fabric.start_s / fabric.seconds(1) if fabric.seconds(1) else 0.0

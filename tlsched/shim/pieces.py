@@ -132,13 +132,7 @@ class Pieces:
                 event = self._events.popleft()
                 if self.failure is None and not self._stopped:
                     sends += event()
-            if (
-                isinstance(self._orders, Leader)
-                and isinstance(self._policy, ByteScheduler)
-                and sends
-            ):
-                cut_by = self._policy.window.partition_bytes
-                self._orders.tell(cut_by, [send.bucket for send in sends])
+            self._tell(sends)
             for send in sends:
                 reduction = self._assemblies[send.bucket].start(send)
                 # Called at once, in this thread, where the piece has arrived already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -129,6 +130,23 @@ class Run:
     def profile(self) -> Profile | None:
         """What was measured of the model, for ``run.profile.save(path)``; None until it is."""
         return self._opened().profile
+
+    @property
+    def settings(self) -> PolicySettings:
+        """What the policy goes by: the ``settings`` given, and the window that tuning has found.
+
+        Given to the next ``schedule()``, that window is used from the start. It is found on rank 0,
+        which tells the others what to send.
+        """
+        tuning = self._orders.tuning if isinstance(self._orders, Leader) else None
+        if tuning is None or not tuning.finished:
+            return self._settings
+        return replace(self._settings, window=tuning.window)
+
+    @property
+    def messages(self) -> int:
+        """All-reduces that this rank has started so far, those of learning included."""
+        return sum(self._agreement.roster.started) if self._agreement is not None else 0
 
     @property
     def learning(self) -> bool:
