@@ -158,6 +158,7 @@ class _Terminate:
 
     def __call__(self, _run: tlsched.Run, _net: nn.Module) -> None:
         os.kill(self.pid, signal.SIGTERM)
+        time.sleep(2.0)  # or the training might be over before
 
 
 def test_absent_server_is_named(two_ranks: RankPool) -> None:

@@ -238,6 +238,7 @@ class Client:
             if mask & select.EPOLLOUT:
                 line.send()
         except Closed as closed:
+            self._hear_last_words(line)
             self._lose(line, str(closed))
             return
         wanted = select.EPOLLIN | (select.EPOLLOUT if line.sending else 0)
@@ -266,6 +267,12 @@ class Client:
             with self._lock:
                 self._running.discard(exchange)
             exchange.end()
+
+    def _hear_last_words(self, line: Line) -> None:
+        """What the server said before it closed: why it ended the job, perhaps."""
+        with contextlib.suppress(Closed):
+            while self.failure is None and line.receive(self._place):
+                self._arrived(line)
 
     def _lose(self, line: Line, how: str) -> None:
         place = self.places[line.server]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import select
 import socket
 import time
@@ -49,6 +50,8 @@ class Server:
         self._jobs_left = jobs or -1
         self._epoll = select.epoll()
         self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
         self._strangers: dict[int, Stranger] = {}
         self._members: dict[int, Member] = {}
         self._masks: dict[int, int] = {}
@@ -85,6 +88,7 @@ class Server:
     def stop(self, why: Trouble = STOPPED) -> None:
         """End :meth:`serve` soon, telling jobs that run ``why``; a signal's handler may call it."""
         self._why, self._stopped = why, True
+        os.eventfd_write(self._wake, 1)
 
     def serve(self) -> None:
         """Serve until the jobs are done or :meth:`stop` is called; then everything is closed."""
@@ -101,7 +105,7 @@ class Server:
 
     def close(self) -> None:
         """Close every connection, after telling jobs that run why."""
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             if job.trouble is None:
                 job.end(self._why)
                 self._settle(job)
@@ -111,6 +115,7 @@ class Server:
             member.sock.close()
         self._listener.close()
         self._epoll.close()
+        os.close(self._wake)
 
     def _by_urgency(self, events: list[tuple[int, int]]) -> list[tuple[int, int]]:
         if len(events) > 1:
