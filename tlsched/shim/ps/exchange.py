@@ -32,7 +32,7 @@ class Exchange:
         "memory",
     )
 
-    def __init__(self, tensor: torch.Tensor, roster: Roster) -> None:
+    def __init__(self, tensor: torch.Tensor, roster: Roster | None) -> None:
         self._tensor: torch.Tensor | None = tensor
         # By address, so that no view of it counts as a user of the gradient's memory; the tensor
         # itself is kept until everything is there.
@@ -76,7 +76,8 @@ class Exchange:
             now_s = time.monotonic()
             if now_s >= end_s:
                 raise RuntimeError(f"Timed out waiting {timeout_s:g} s")
-            if not self._told and now_s > self._started_s + timeout_s / 2:
+            late = now_s > self._started_s + timeout_s / 2
+            if late and not self._told and self._roster is not None:
                 self._told = True
                 self._roster.still_waiting()
         if self._failure is not None:
