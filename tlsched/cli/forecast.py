@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -21,7 +21,14 @@ Rates = Annotated[
 ]
 Hosts = Annotated[int, typer.Option("--hosts", min=2, help="How many hosts train together.")]
 Backend = Annotated[
-    str, typer.Option("--backend", help="How gradients are averaged: allreduce (a ring).")
+    str,
+    typer.Option("--backend", help="How gradients are averaged: allreduce (a ring), or ps."),
+]
+Servers = Annotated[
+    int,
+    typer.Option(
+        "--servers", min=0, help="With --backend ps: servers with hosts of their own; 0: none."
+    ),
 ]
 StepUs = Annotated[
     float | None,
@@ -31,17 +38,31 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def fabrics(
-    rates: list[str], hosts: int, backend: str, step_us: float | None, bulk_flows: int = 0
+    rates: list[str],
+    hosts: int,
+    backend: str,
+    servers: int,
+    step_us: float | None,
+    bulk_flows: int = 0,
 ) -> list[Fabric]:
     """One for each of ``rates``. Raises ConfigError."""
     from tlsched.planning.fabric import STEP_S, Fabric
 
-    if backend != "allreduce":
-        raise ConfigError(
-            f"backend {backend} cannot be simulated yet", hint="use --backend allreduce"
+    if backend not in ("allreduce", "ps"):
+        raise ConfigError(f'there is no backend "{backend}"', hint="use allreduce or ps")
+    if servers and backend != "ps":
+        raise ConfigError("--servers is for parameter servers", hint="add --backend ps")
+    return [
+        Fabric(
+            hosts,
+            parse_rate(rate),
+            step_s=STEP_S if step_us is None else step_us * 1e-6,
+            bulk_flows=bulk_flows,
+            backend=cast("Any", backend),
+            servers=servers,
         )
-    step_s = STEP_S if step_us is None else step_us * 1e-6
-    return [Fabric(hosts, parse_rate(rate), step_s=step_s, bulk_flows=bulk_flows) for rate in rates]
+        for rate in rates
+    ]
 
 
 def heading(title: str, fabric: Fabric, profile: Profile) -> str:

@@ -19,6 +19,7 @@ from tlsched.cli.forecast import (
     Hosts,
     Json,
     Rates,
+    Servers,
     StepUs,
     fabrics,
     heading,
@@ -64,6 +65,7 @@ def plan(
         typer.Option("--profile", help="A measured profile (run.profile.save), instead of MODEL."),
     ] = None,
     backend: Backend = "allreduce",
+    servers: Servers = 0,
     step_us: StepUs = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the timelines into this .png, .svg or .pdf.")
@@ -83,7 +85,7 @@ def plan(
     from tlsched.planning.compare import SIMULATED, expect, verdict
     from tlsched.planning.planner import plan_for
 
-    wanted = fabrics(rates, hosts, backend, step_us)
+    wanted = fabrics(rates, hosts, backend, servers, step_us)
     if picture is not None:
         require_matplotlib()
     profile = _profile(model, profile_file, _flops(flops), batch)

@@ -15,6 +15,7 @@ from tlsched.cli.forecast import (
     Hosts,
     Json,
     Rates,
+    Servers,
     StepUs,
     fabrics,
     heading,
@@ -47,6 +48,7 @@ def simulate(
         int, typer.Option(min=0, help="Flows that leave every host all the time, beside training.")
     ] = 0,
     backend: Backend = "allreduce",
+    servers: Servers = 0,
     step_us: StepUs = None,
     timeline: Annotated[
         bool, typer.Option("--timeline", help="With --json: each bucket's times as well.")
@@ -65,7 +67,7 @@ def simulate(
     names = [name.strip() for text in policies for name in text.split(",") if name.strip()]
     if not names:
         raise ConfigError("no policy is named", hint="give --policy kernel, or several by commas")
-    wanted = fabrics(rates, hosts, backend, step_us, bulk_flows)
+    wanted = fabrics(rates, hosts, backend, servers, step_us, bulk_flows)
     profile = load_profile(profile_file)
     answers = [(fabric, expect(profile, fabric, names)) for fabric in wanted]
     if as_json:

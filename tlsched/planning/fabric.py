@@ -29,9 +29,14 @@ class Fabric:
 
     All hosts hold the same share of every transfer, so that one host's link stands for all of them:
     a ring all-reduce (Patarasuk and Yuan, JPDC 2009) loads each link with 2 (n-1)/n of the bytes,
-    in 2 (n-1) steps of which each costs ``step_s`` besides. An order that rank 0 dictates comes
-    after ``order_s``. A ring is as fast as its slowest link, so where links differ ``rate_bps`` is
-    the slowest one's.
+    in 2 (n-1) steps of which each costs ``step_s`` besides.
+
+    With ``backend`` "ps" gradients are pushed to parameter servers and their sum is pulled, two
+    steps. ``servers`` of them have hosts of their own, so that pushing and pulling load different
+    links; with 0 every host has one beside its worker, and both load the same.
+
+    An order that rank 0 dictates comes after ``order_s``. A ring is as fast as its slowest link, so
+    where links differ ``rate_bps`` is the slowest one's.
 
     ``efficiency`` is the part of the rate that gradients get: the rest are headers and what a link
     stands idle between two packets.
@@ -51,11 +56,12 @@ class Fabric:
     share: float = 0.05
     rate_changes: tuple[tuple[float, float], ...] = ()
     compute_factors: tuple[float, ...] = ()
-    backend: Literal["allreduce"] = "allreduce"
+    backend: Literal["allreduce", "ps"] = "allreduce"
+    servers: int = 0
 
     def __post_init__(self) -> None:
         """Check it."""
-        least = min(self.step_s, self.order_s, self.bulk_flows)
+        least = min(self.step_s, self.order_s, self.bulk_flows, self.servers)
         if self.hosts < 1 or not self.rate_bps > 0 or least < 0:
             raise ConfigError(
                 f"{self.hosts} hosts at {self.rate_bps:g} bit/s cannot be simulated",
@@ -76,13 +82,36 @@ class Fabric:
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Bytes on a host's outgoing link for each byte of a bucket."""
+        """Bytes on each kind of link for each byte of a bucket.
+
+        The outgoing link of every host; with servers on hosts of their own, the most loaded link
+        that carries pushes, and then the one that carries pulls.
+        """
+        if self.servers and self.backend == "ps":
+            load = max(1.0, self.hosts / self.servers) / self.efficiency
+            return (load, load)
         return (2 * (self.hosts - 1) / self.hosts / self.efficiency,)
+
+    def phases(self, *, immediate: bool) -> tuple[tuple[float, ...], ...]:
+        """The loads of a transfer's parts, one after the other.
+
+        A classical server (not ``immediate``) has to have all of a push before the pull begins.
+        """
+        if self.backend == "allreduce" or immediate:
+            return (self.loads,)
+        if self.servers:
+            return ((self.loads[0], 0.0), (0.0, self.loads[1]))
+        return ((self.loads[0] / 2,), (self.loads[0] / 2,))
 
     @property
     def start_s(self) -> float:
-        """What a bucket's all-reduce costs besides its bytes."""
-        return 2 * (self.hosts - 1) * self.step_s
+        """What a bucket's averaging costs besides its bytes."""
+        return self.steps * self.step_s
+
+    @property
+    def steps(self) -> int:
+        """Of a ring; or pushing and pulling."""
+        return 2 if self.backend == "ps" else 2 * (self.hosts - 1)
 
     def seconds(self, size: float) -> float:
         """How long ``size`` bytes of gradients occupy a link that nothing else uses."""

@@ -11,7 +11,8 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -78,8 +79,8 @@ class _Simulation:
         self.fabric = fabric
         bands = max((p.policy.lane_count for p in jobs if p.policy.marked), default=0)
         self.default_band = max(bands, 1)
-        self.network: Fluid[tuple[_Training, Send]] = Fluid(
-            [fabric.rate_bps / 8],
+        self.network: Fluid[_OnItsWay] = Fluid(
+            [fabric.rate_bps / 8] * len(fabric.loads),
             bulk=fabric.bulk_flows,
             share=fabric.share,
             default_band=self.default_band,
@@ -94,7 +95,7 @@ class _Simulation:
 
     def run(self) -> list[Simulated]:
         for time_s, rate_bps in self.fabric.rate_changes:
-            self.at(time_s, lambda rate=rate_bps: self.network.set_rates([rate / 8]))  # type: ignore[misc]  # bound now
+            self.at(time_s, partial(self._set_rate, rate_bps))
         for training in self._trainings:
             self.at(training.job.begin_s, training.begin)
         while not all(training.done for training in self._trainings):
@@ -105,18 +106,29 @@ class _Simulation:
             ended = self.network.advance(min(end_s, event_s) - self.now_s)
             self.now_s = min(end_s, event_s)
             for transfer in ended:
-                training, send = transfer.what
-                training.sent(send)
+                transfer.what.training.ended(transfer.what)
             while self._events and self._events[0][0] <= self.now_s:
                 heapq.heappop(self._events)[2]()
         return [training.result() for training in self._trainings]
 
+    def _set_rate(self, rate_bps: float) -> None:
+        self.network.set_rates([rate_bps / 8] * len(self.fabric.loads))
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    """A transfer of ``training``, in its part number ``phase``."""
+
+    training: _Training
+    send: Send
+    phase: int = 0
+
 
 @dataclass(slots=True)
 class _Lane:
-    """A connection: what waits for it, and how many transfers it works on."""
+    """A connection in one direction: what waits for it, and how many transfers it works on."""
 
-    waiting: deque[Send] = field(default_factory=deque)
+    waiting: deque[_OnItsWay] = field(default_factory=deque)
     busy: int = 0
 
 
@@ -137,7 +149,8 @@ class _Training:
         factors = simulation.fabric.compute_factors or (1.0,)
         self._slower = np.asarray(factors, dtype=float)
         self._clock = np.full(len(factors), job.begin_s)
-        self._lanes: dict[int, _Lane] = {}
+        self._phases = simulation.fabric.phases(immediate=job.policy.immediate)
+        self._lanes: dict[tuple[int, int], _Lane] = {}
         self._ends: list[float] = []
         self._began: list[float] = []
         self._bytes_on_link = 0.0
@@ -159,16 +172,22 @@ class _Training:
             self.simulation.at(ready_s, lambda i=index: self._send(self.policy.complete(i)))  # type: ignore[misc]  # bound now
         self._clock = self._clock + self.profile.backward_s * self._slower
 
-    def sent(self, send: Send) -> None:
-        """The transfer of ``send`` has ended."""
-        lane = self._lanes[send.lane]
+    def ended(self, moved: _OnItsWay) -> None:
+        """A part of a transfer has ended."""
+        lane = self._lanes[moved.send.lane, moved.phase]
         lane.busy -= 1
+        if moved.phase + 1 < len(self._phases):
+            self._queue(replace(moved, phase=moved.phase + 1))
+        else:
+            self._sent(moved.send)
+        self._serve(lane)
+        self._forward()
+
+    def _sent(self, send: Send) -> None:
         self._left[send.bucket] -= self._size(send)
         if self._left[send.bucket] <= 0.5:
             self._arrived[send.bucket] = self.simulation.now_s
         self._send(self.policy.sent(send))
-        self._serve(lane)
-        self._forward()
 
     def result(self) -> Simulated:
         """What came out."""
@@ -194,27 +213,30 @@ class _Training:
 
     def _hand_over(self, sends: Sequence[Send]) -> None:
         for send in sends:
-            lane = self._lanes.setdefault(send.lane, _Lane())
-            lane.waiting.append(send)
-            self._serve(lane)
+            self._queue(_OnItsWay(self, send))
+
+    def _queue(self, moved: _OnItsWay) -> None:
+        lane = self._lanes.setdefault((moved.send.lane, moved.phase), _Lane())
+        lane.waiting.append(moved)
+        self._serve(lane)
 
     def _serve(self, lane: _Lane) -> None:
         fabric = self.simulation.fabric
         while lane.waiting and lane.busy < AT_ONCE:
-            send = lane.waiting.popleft()
+            moved = lane.waiting.popleft()
             lane.busy += 1
-            band = send.lane if self.policy.marked else self.simulation.default_band
-            size = self._size(send)
-            self._bytes_on_link += size * fabric.loads[0]
-            transfer = Transfer((self, send), max(size, 1.0), fabric.loads, band)
-            begin_s = self.simulation.now_s + fabric.start_s
-            self.simulation.at(begin_s, lambda t=transfer: self._begin(t))  # type: ignore[misc]  # bound now
+            band = moved.send.lane if self.policy.marked else self.simulation.default_band
+            size, loads = self._size(moved.send), self._phases[moved.phase]
+            self._bytes_on_link += size * loads[0]
+            begin_s = self.simulation.now_s + fabric.start_s / len(self._phases)
+            transfer = Transfer(moved, max(size, 1.0), loads, band)
+            self.simulation.at(begin_s, partial(self._begin, transfer))
 
-    def _begin(self, transfer: Transfer[tuple[_Training, Send]]) -> None:
+    def _begin(self, transfer: Transfer[_OnItsWay]) -> None:
         if any(transfer.loads):
             self.simulation.network.add(transfer)
         else:  # one host alone: nothing goes over a link
-            self.sent(transfer.what[1])
+            self.ended(transfer.what)
 
     def _forward(self) -> None:
         """Let forward go as far as its gradients have come."""

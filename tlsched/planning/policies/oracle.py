@@ -17,4 +17,5 @@ def oracle(plan: Plan) -> Policy:
     """``plan``'s buckets with a lane each. No training process has so many bands."""
     buckets = tuple(replace(bucket, lane=lane) for lane, bucket in enumerate(plan.buckets))
     alone = replace(plan, buckets=buckets)
-    return Policy(alone, barrier=False, marked=True, lane_count=max(1, len(buckets)))
+    count = max(1, len(buckets))
+    return Policy(alone, barrier=False, marked=True, lane_count=count, immediate=True)
