@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.ps.peers import Worker, hello, serving
+from tests.training.serving import servers
+from tlsched.bands import lane_bands
 from tlsched.shim.ps.cutting import SEGMENT_BYTES
 from tlsched.shim.ps.line import WINDOW
 from tlsched.shim.ps.wire import HEAD, HELLO_BYTES, Head, Kind, Trouble, read_trouble
@@ -212,6 +216,42 @@ def test_a_worker_that_does_not_read_bounds_what_the_server_keeps() -> None:
             _exchange_on(first, second, payload)
         (job,) = served.server.jobs
         assert job.pool.made <= 3 * WINDOW
+
+
+def test_a_servers_resident_memory_is_bounded_while_a_worker_is_slow() -> None:
+    payload, lanes = _part(1, COUNT), 6
+    with servers(1) as (server,):
+        port = int(server.address.rpartition(":")[2])
+        workers = [
+            Worker(port, hello(rank, 2, lane=lane, lanes=lanes)).welcomed()
+            for rank in range(2)
+            for lane in range(lanes)
+        ]
+        before = _resident_bytes(server.process.pid)
+        for worker in workers[:lanes]:
+            worker.sock.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                _push_on(worker, payload, [])
+        grown = _resident_bytes(server.process.pid) - before
+        assert grown <= (lanes * WINDOW + 4) * SEGMENT_BYTES
+        assert grown >= lanes * WINDOW * SEGMENT_BYTES / 2, "nothing was sent"
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_both_ends_carry_the_marks_that_the_worker_asks_for() -> None:
+    band = lane_bands()[2]
+    asked = replace(hello(0, 1, lane=2, lanes=6), priority=band.priority, dscp=band.dscp)
+    with serving() as served:
+        worker = Worker(served.port, asked).welcomed()
+        (job,) = served.server.jobs
+        (member,) = job.members.values()
+        assert member.sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == band.tos
+        assert member.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == band.priority
+        worker.push(_part(1))
+        assert worker.pull() == _part(1)
 
 
 def test_buffers_are_used_again() -> None:

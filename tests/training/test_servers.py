@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -110,6 +111,47 @@ def test_models_and_loops_end_as_under_ddp(two_ranks: RankPool, model: str, loop
     for mine, theirs in zip(ours[0], ddp[0], strict=True):  # two terms: any order is the same sum
         scale = float(theirs.abs().max())
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6 * scale)
+
+
+def _unusual(rank: int, _size: int, backend: str) -> list[Any]:
+    """Sparse gradients, a parameter that joins, reads of p.grad, a flush."""
+    torch.manual_seed(1)
+    embedding = nn.Embedding(50, 8, sparse=True)
+    net = nn.Sequential(embedding, nn.Flatten(), nn.Linear(32, 600), nn.BatchNorm1d(600))
+    head = nn.Linear(600, 4).requires_grad_(False)
+    net.append(head)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(rank)
+    log: list[Any] = []
+    with tlsched.schedule(net, optimizer, backend=backend, timeout_s=60.0) as run:
+        for step in range(12):
+            if step == 6:
+                head.requires_grad_(True)
+            words = torch.randint(50, (8, 4), generator=generator)
+            loops.backward(net(words).square().mean())
+            log.append(
+                float(
+                    torch.nn.utils.get_total_norm(
+                        [p.grad for p in head.parameters() if p.grad is not None]
+                    )
+                )
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 9:
+                run.flush()
+    return [log, models.parameters(net), [b.clone() for b in net.buffers()]]
+
+
+def test_sparse_gradients_buffers_and_joining_parameters(two_ranks: RankPool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gloo = two_ranks.run(_unusual, "gloo")
+        ours = two_ranks.run(_unusual, "ps")
+    for mine, theirs in zip(ours, gloo, strict=True):
+        assert mine[0] == theirs[0]
+        for part in (1, 2):
+            assert models.identical(mine[part], theirs[part])
 
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)

@@ -19,6 +19,7 @@ from tlsched.shim.ps.cutting import cut
 from tlsched.shim.ps.exchange import Exchange
 from tlsched.shim.ps.wire import (
     HEAD,
+    TROUBLE_BYTES,
     Head,
     Hello,
     Kind,
@@ -163,16 +164,16 @@ class Client:
             sock.settimeout(CONNECT_S)
             sock.sendall(hello.pack())
             answer = unpack(_exactly(sock, HEAD.size))
-            if answer.kind == Kind.TROUBLE:
-                refusal = read_trouble(_exactly(sock, answer.length))
+            if answer.kind != Kind.WELCOME:
+                refusal = read_trouble(_exactly(sock, min(answer.length, TROUBLE_BYTES)))
                 raise CommunicationError(
                     f"{place} turns this worker away: {refusal.text}",
                     hint="all workers need the same servers, token and version",
                 )
             sock.setblocking(False)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise CommunicationError(
-                f"{place} does not answer ({error.strerror or error})",
+                f"{place} does not answer as a server ({error})",
                 hint="is that the port of a `tlsched server`?",
             ) from error
         self._by_fd[line.fd] = line
@@ -250,7 +251,7 @@ class Client:
         """Where the record that ``channel`` begins goes: into the gradient itself."""
         assert isinstance(channel, Line)
         what = unpack(channel.head)
-        if what.kind == Kind.TROUBLE:
+        if what.kind == Kind.TROUBLE and what.length <= TROUBLE_BYTES:
             channel.trouble = bytearray(what.length)
             return memoryview(channel.trouble)
         if not channel.expected or channel.expected[0][0] != channel.head:

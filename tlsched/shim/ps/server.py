@@ -212,8 +212,12 @@ class Server:
     def _accept(self) -> None:
         try:
             sock, address = self._listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
-            return  # whoever connected has gone, or there are no descriptors
+            # Whoever connected has gone; or there are no descriptors, and trying on would spin.
+            self._epoll.modify(self._listener.fileno(), 0)
+            return
         if len(self._strangers) >= STRANGERS:
             self._turn_away(next(iter(self._strangers.values())), "others wait")
         sock.setblocking(False)
@@ -272,6 +276,7 @@ class Server:
     def _close_late(self) -> None:
         """Whoever has not said who it is, or was told that its job is over, and stays."""
         now_s = time.monotonic()
+        self._epoll.modify(self._listener.fileno(), select.EPOLLIN)
         if now_s > self._begin_s and not self._jobs:
             self.trouble = Trouble("no worker came in time")
         self._stopped = self._stopped or self.trouble is not None or now_s > self._end_s

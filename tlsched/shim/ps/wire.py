@@ -19,6 +19,7 @@ from tlsched.bands import LANE_COUNT, Band
 VERSION = 1
 MAGIC = b"tlsched" + (b"<" if sys.byteorder == "little" else b">")
 WORKERS_AT_MOST = 4096
+TROUBLE_BYTES = 4096  # a server's last words are no longer
 
 HEAD = struct.Struct("!BBBxIIQQ")
 _HELLO = struct.Struct("!8sHHHHIIBB2x16s32s")
@@ -138,10 +139,14 @@ class Trouble(NamedTuple):
 
     def record(self) -> bytes:
         """As it travels, head and all."""
-        payload = json.dumps(self._asdict()).encode()
+        short = self._replace(text=self.text[: TROUBLE_BYTES // 8])  # an escape has six bytes
+        payload = json.dumps(short._asdict()).encode()
         return Head(Kind.TROUBLE, 0, 0, len(payload), 0, 0, 0).pack() + payload
 
 
 def read_trouble(payload: bytes | bytearray | memoryview) -> Trouble:
-    """The trouble in ``payload``."""
-    return Trouble(**json.loads(bytes(payload)))
+    """The trouble in ``payload``. Raises ValueError when there is none."""
+    try:
+        return Trouble(**json.loads(bytes(payload)))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
