@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unprivileged test-kernel-debian test-kernel-debian-all lint format bench clean
+.PHONY: help setup demo test test-unprivileged test-kernel-debian test-kernel-debian-all lint format bench bench-quick clean
 
 PYTHON := .venv/bin/python
 
@@ -41,8 +41,12 @@ format: setup ## put the sources in their one format
 	@$(PYTHON) -m ruff check --fix-only
 	@$(PYTHON) -m ruff format
 
-bench: setup ## run the benchmarks (about eight minutes), results under bench/results
+bench: setup ## run the benchmarks (about 30 minutes), results under bench/results and in docs/
 	@$(PYTHON) -m bench all
+	@$(PYTHON) -m bench report
+
+bench-quick: setup ## a short form of each benchmark (under 4 minutes), results under out/bench
+	@$(PYTHON) -m bench all --quick --out out/bench
 
 clean: ## remove what building, testing and the demo left (.venv stays)
 	@rm -rf build dist out ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

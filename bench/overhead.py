@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bench.record import spread
+from bench import trainings
+from bench.record import LabRecord, spread
 from tlsched.demo.cluster import Cluster
+from tlsched.demo.job import Job, Result
 from tlsched.demo.run import HOSTS, RATE_BPS
-from tlsched.demo.training import Job
 from tlsched.lab import Lab
 
 POLICIES = ("ddp", "kernel")
@@ -18,32 +19,45 @@ COMPUTE_S = 0.69
 ITERATIONS = 20
 
 
-def measure(rounds: int, step: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One row a policy: seconds an iteration, the policies taking turns, and peak memory.
+def measure(
+    rounds: int, step: Callable[[str], None], *, iterations: int = ITERATIONS
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """One row a policy: what its iterations, its start and its memory cost; and the lab.
 
-    Memory is a process's peak, so each policy's is read from ranks that ran no other, on the
-    larger model of the step benchmark.
+    The policies take turns, in which seconds and processor time are read. Memory is a process's
+    peak, so each policy's is read from ranks that ran no other, on the larger model of the step
+    benchmark.
     """
-    times: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    turns: dict[str, list[Result]] = {policy: [] for policy in POLICIES}
     peaks: dict[str, list[float]] = {policy: [] for policy in POLICIES}
     with Lab(hosts=HOSTS, rate_bps=RATE_BPS) as lab:
+        described = LabRecord(lab)
         with Cluster(lab) as cluster:
+            done = []
             for turn in range(rounds):
                 for policy in POLICIES:
                     step(f"{policy}, round {turn + 1} of {rounds}")
-                    job = Job("replay", policy, ITERATIONS, compute_s=COMPUTE_S, scale=SCALE)
-                    times[policy] += cluster.train(job)[0].iteration_s
+                    job = Job("replay", policy, iterations, compute_s=COMPUTE_S, scale=SCALE)
+                    done.append((job, cluster.train(job)))
+                    turns[policy] += done[-1][1]
+            trainings.require_alike(done)
         for policy in POLICIES:
             with Cluster(lab) as cluster:
                 step(f"memory, {policy}")
                 results = cluster.train(Job("replay", policy, 4))
                 peaks[policy] = [result.peak_bytes / 2**20 for result in results]
-    return [
-        {
-            "policy": policy,
-            "iteration_s": spread(times[policy]),
-            "of_ddp": spread(times["ddp"])["median"] / spread(times[policy])["median"],
-            "peak_mib": spread(peaks[policy]),
-        }
-        for policy in POLICIES
-    ]
+        lab_record = described.close()
+    return [_row(policy, turns, peaks[policy]) for policy in POLICIES], lab_record
+
+
+def _row(policy: str, turns: dict[str, list[Result]], peaks: list[float]) -> dict[str, Any]:
+    own = turns[policy]
+    seconds = {name: spread([s for r in turns[name] for s in r.iteration_s]) for name in POLICIES}
+    return {
+        "policy": policy,
+        "iteration_s": seconds[policy],
+        "of_ddp": seconds["ddp"]["median"] / seconds[policy]["median"],
+        "cpu_ms": spread([result.cpu_s * 1000 for result in own]),
+        "startup_s": spread([result.startup_s for result in own]),
+        "peak_mib": spread(peaks),
+    }

@@ -9,23 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.record import spread
+from bench import trainings
+from bench.record import LabRecord, spread
 from tlsched.demo.cluster import Cluster
+from tlsched.demo.job import Job
 from tlsched.demo.replay import gradient_bytes
-from tlsched.demo.training import Job
 from tlsched.lab import Lab
 from tlsched.planning.compare import SIMULATED, as_trained, floor_s
 from tlsched.planning.fabric import Fabric
 from tlsched.planning.policies import Window
 from tlsched.planning.profile import Profile
-from tlsched.planning.tuning import ROUNDS_A_TRIAL, TRIALS
 from tlsched.shapes.catalog import layers_of
 from tlsched.shapes.derive import profile_of_layers
 
 ITERATIONS = 10
-TUNED = "bytescheduler"
-# All of the tuning's windows, with the first rounds that it does not count.
-TUNING_ITERATIONS = TRIALS * (ROUNDS_A_TRIAL + 2)
 # Seconds that the gradients occupy a link: the shapes are scaled to it, so that a figure takes
 # the same time to measure for all of them.
 COMMUNICATION_S = 0.69
@@ -39,17 +36,18 @@ class Setting:
     ratio: float
     hosts: int
     rate_bps: int
+    communication_s: float = COMMUNICATION_S
 
     @property
     def scale(self) -> float:
-        """What makes the gradients occupy a link for COMMUNICATION_S."""
+        """What makes the gradients occupy a link for ``communication_s``."""
         ideal = Fabric(self.hosts, self.rate_bps)  # the same model whatever a lab is measured to be
-        return COMMUNICATION_S / ideal.seconds(gradient_bytes(self.model))
+        return self.communication_s / ideal.seconds(gradient_bytes(self.model))
 
     @property
     def compute_s(self) -> float:
         """Seconds that an iteration computes."""
-        return COMMUNICATION_S / self.ratio
+        return self.communication_s / self.ratio
 
     @property
     def profile(self) -> Profile:
@@ -59,37 +57,60 @@ class Setting:
 
 @dataclass(slots=True)
 class Measured:
-    """What the runs of one policy gave: their iterations, and the last run's other figures."""
+    """What the runs of one policy gave: their iterations, and the all-reduces of one."""
 
+    job: Job
     times_s: list[float] = field(default_factory=list)
-    window: Window | None = None
     messages: float | None = None
+
+    @property
+    def window(self) -> Window | None:
+        """The one that ``bytescheduler`` was measured with."""
+        return Window(*self.job.window) if self.job.window else None
 
 
 def measure(
-    setting: Setting, policies: Sequence[str], rounds: int, step: Callable[[str], None]
+    setting: Setting,
+    policies: Sequence[str],
+    rounds: int,
+    step: Callable[[str], None],
+    *,
+    iterations: int = ITERATIONS,
+    quick: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """One row a policy, and a description of the lab that they were measured on.
 
-    ``bytescheduler`` is tuned first, in a run of its own, and then measured with what was found.
+    What has a knob (DDP's bucket size, ``bytescheduler``'s window) is tuned first, in runs of their
+    own, and then measured with what was found.
     """
-    measured = {policy: Measured() for policy in policies}
     with (
         Lab(hosts=setting.hosts, rate_bps=setting.rate_bps) as lab,
         Cluster(lab) as cluster,
     ):
+        described = LabRecord(lab)
         step(f"{setting.model}, what the links carry")
-        fabric = calibrated(setting, cluster.train(Job("calibrate", "ddp", 0))[0].fabric)
-        if TUNED in measured:
-            step(f"{setting.model}, {TUNED} is tuned")
-            _train(cluster, setting, TUNED, measured[TUNED], TUNING_ITERATIONS)
-            measured[TUNED].times_s.clear()
+        fabric = calibrate(setting, cluster)
+        measured = {}
+        for policy in policies:
+            step(f"{setting.model}, {policy}, its knobs")
+            wanted = trainings.job(setting, policy, iterations)
+            measured[policy] = Measured(trainings.at_its_best(cluster, wanted, quick=quick))
+        done = []
         for turn in range(rounds):
-            for policy in policies:
+            for policy, found in measured.items():
                 step(f"{setting.model}, {policy}, round {turn + 1} of {rounds}")
-                _train(cluster, setting, policy, measured[policy], ITERATIONS)
-        description = lab.describe()
+                results = cluster.train(found.job)
+                done.append((found.job, results))
+                found.times_s += results[0].iteration_s
+                found.messages = results[0].messages
+        trainings.require_alike(done)
+        description = described.close()
     return rows_of(setting, fabric, measured), description
+
+
+def calibrate(setting: Setting, cluster: Cluster) -> Fabric:
+    """What the links of ``cluster`` carry just now."""
+    return calibrated(setting, cluster.train(Job("calibrate", "ddp", 0))[0].fabric)
 
 
 def calibrated(setting: Setting, figures: dict[str, float]) -> Fabric:
@@ -97,26 +118,6 @@ def calibrated(setting: Setting, figures: dict[str, float]) -> Fabric:
     ideal = Fabric(setting.hosts, setting.rate_bps, efficiency=1.0)
     efficiency = min(1.0, ideal.seconds(1) / figures["byte_s"])
     return replace(ideal, efficiency=efficiency, step_s=figures["step_s"])
-
-
-def _train(
-    cluster: Cluster, setting: Setting, policy: str, measured: Measured, iterations: int
-) -> None:
-    window = measured.window
-    job = Job(
-        "replay",
-        policy,
-        iterations,
-        compute_s=setting.compute_s,
-        scale=setting.scale,
-        model=setting.model,
-        window=(window.partition_bytes, window.credit_bytes) if window else None,
-    )
-    result = cluster.train(job)[0]
-    measured.times_s += result.iteration_s
-    measured.messages = result.messages
-    if result.window is not None:
-        measured.window = Window(*result.window)
 
 
 def rows_of(
@@ -142,6 +143,7 @@ def rows_of(
             "step_s": fabric.step_s,
             "messages": found.messages,
             "window": asdict(found.window) if found.window else None,
+            "bucket_cap_mb": found.job.bucket_cap_mb,
         }
         for policy, found in measured.items()
     ]

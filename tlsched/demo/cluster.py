@@ -1,4 +1,4 @@
-"""A lab whose hosts run one rank each, and links that carry tlsched or a plain FIFO in turn."""
+"""A lab whose hosts run one rank each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import IO
 
-from tlsched.demo.training import Job, Result
-from tlsched.errors import LabError, TrainingError
+from tlsched.demo.job import Job, Result
+from tlsched.demo.links import Links
+from tlsched.errors import TrainingError
 from tlsched.lab import Lab
 
 MASTER_PORT = 29500
@@ -41,12 +42,18 @@ class _Worker:
 
 
 class Cluster:
-    """One worker process on every host of ``lab``. Use as a context manager."""
+    """One worker process on every host of ``lab``. Use as a context manager.
 
-    def __init__(self, lab: Lab) -> None:
+    Several of them on one lab need a ``master_port`` each, and share its ``links``.
+    """
+
+    def __init__(
+        self, lab: Lab, *, links: Links | None = None, master_port: int = MASTER_PORT
+    ) -> None:
+        self.links = links or Links(lab)
         self._lab = lab
+        self._master_port = master_port
         self._workers: list[_Worker] = []
-        self._attached = False
 
     def __enter__(self) -> Cluster:
         """Start the workers."""
@@ -73,11 +80,16 @@ class Cluster:
                 worker.process.wait()
             worker.log.close()
         if kind is None:
-            self._order_links(ordered=False)
+            self.links.order(ordered=False)
 
     def train(self, job: Job) -> list[Result]:
         """Every rank's result of ``job``. Raises TrainingError when one fails or takes too long."""
-        self._order_links(ordered=job.policy == "kernel")
+        self.links.order(ordered=job.policy == "kernel")
+        self.begin(job)
+        return self.results(job)
+
+    def begin(self, job: Job) -> None:
+        """Have ``job`` begun on the links as they are; :meth:`results` are due next."""
         line = json.dumps(asdict(job)) + "\n"
         for rank, worker in enumerate(self._workers):
             assert worker.process.stdin is not None
@@ -86,6 +98,9 @@ class Cluster:
                 worker.process.stdin.flush()
             except BrokenPipeError:
                 raise self._failure(rank, "ended", job) from None
+
+    def results(self, job: Job) -> list[Result]:
+        """Every rank's result of ``job``, which was begun. Raises as :meth:`train`."""
         return [Result(**json.loads(answer)) for answer in self._answers(job)]
 
     def _start(self, rank: int) -> _Worker:
@@ -93,7 +108,7 @@ class Cluster:
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self._lab.hosts)),
             "MASTER_ADDR": self._lab.hosts[0].ipv4,
-            "MASTER_PORT": str(MASTER_PORT),
+            "MASTER_PORT": str(self._master_port),
             "GLOO_SOCKET_IFNAME": self._lab.hosts[rank].iface,
             "OMP_NUM_THREADS": "1",
         }
@@ -135,17 +150,3 @@ class Cluster:
             f"rank {rank} {what} while training {job.part} with policy {job.policy}",
             hint=f"its last words: {self._workers[rank].last_words()}",
         )
-
-    def _order_links(self, *, ordered: bool) -> None:
-        """Attach tlsched on every host's link, or detach it so that a plain FIFO remains."""
-        if ordered == self._attached:
-            return
-        verb = ["attach", "--rate", str(self._lab.rate_bps)] if ordered else ["detach"]
-        for index, host in enumerate(self._lab.hosts):
-            command = [sys.executable, "-m", "tlsched", *verb, "--iface", host.iface]
-            done = self._lab.run(index, command, capture_output=True, text=True)
-            if done.returncode:
-                raise LabError(
-                    f"`tlsched {verb[0]}` failed on {host.name}", hint=done.stderr.strip()
-                )
-        self._attached = ordered

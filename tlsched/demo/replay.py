@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tlsched.planning.profile import Profile
 from tlsched.shapes.catalog import layers_of
@@ -179,4 +180,9 @@ class ReplayedSGD(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter[:1].add_(parameter.grad[:1], alpha=-group["lr"])
+                    _own(parameter)[:1].add_(_own(parameter.grad)[:1], alpha=-group["lr"])
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor; the first element is rank 0's."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tlsched.demo.cluster import Cluster
+from tlsched.demo.job import REPLAY_COMPUTE_S, REPLAY_MODEL, REPLAY_SCALE, Job, Result
 from tlsched.demo.replay import gradient_bytes
-from tlsched.demo.training import REPLAY_COMPUTE_S, REPLAY_MODEL, REPLAY_SCALE, Job, Result
 from tlsched.lab import Lab
 from tlsched.planning.fabric import Fabric
 

@@ -14,7 +14,8 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from tlsched.demo.training import Job, train
+from tlsched.demo.job import Job
+from tlsched.demo.training import train
 
 
 def main() -> None:

@@ -193,6 +193,16 @@ class Lab:
             self._topology = changed
             state.Record(changed, record.owner).save()
 
+    def set_congestion(self, name: str) -> None:
+        """Give the hosts another TCP congestion control, for what they open from now on.
+
+        Raises FeatureMissing when this kernel has none called ``name``.
+        """
+        with state.locked():
+            congestion.allow(name)
+        for host in self.hosts:
+            namespaces.inside(host.namespace, lambda: congestion.choose(name))
+
     def describe(self) -> dict[str, Any]:
         """What a benchmark must record: kernel, sysctls, links and qdiscs with their counters."""
         return description(self._topology)

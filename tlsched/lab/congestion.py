@@ -1,4 +1,4 @@
-"""Cubic as the hosts' TCP congestion control.
+"""The hosts' TCP congestion control: cubic, unless another one is asked for.
 
 A network namespace may choose only what the first one allows to everybody
 (``net.ipv4.tcp_allowed_congestion_control``, ip-sysctl.rst), and each new namespace starts with the
@@ -22,35 +22,45 @@ _AVAILABLE = _SYSCTL / "tcp_available_congestion_control"
 _BEFORE = STATE_DIR / ".congestion"  # not *.json: those are labs
 
 
-def allow() -> None:
-    """Let namespaces choose cubic. Call it in the first namespace, with the labs locked.
+def available() -> list[str]:
+    """What this kernel has, loaded or built in."""
+    return _AVAILABLE.read_text().split()
 
-    Raises FeatureMissing when the kernel has no cubic.
+
+def allow(name: str = NAME) -> None:
+    """Let namespaces choose ``name``. Call it in the first namespace, with the labs locked.
+
+    Raises FeatureMissing when the kernel has none of that name.
     """
     allowed = _ALLOWED.read_text().split()
-    if NAME in allowed:
+    if name in allowed:
         return
-    if NAME not in _AVAILABLE.read_text().split():
+    if name not in available():
         raise FeatureMissing(
-            f"this kernel has no {NAME} congestion control", hint=f"try: modprobe tcp_{NAME}"
+            f"this kernel has no {name} congestion control", hint=f"try: modprobe tcp_{name}"
         )
-    extended = [*allowed, NAME]
+    extended = [*allowed, name]
     # The record comes first: whoever is killed in between leaves one that changes nothing.
-    _BEFORE.write_text(json.dumps({"before": allowed, "after": extended}))
+    saved = _BEFORE.read_text() if _BEFORE.exists() else None
+    before = json.loads(saved)["before"] if saved else allowed
+    _BEFORE.write_text(json.dumps({"before": before, "after": extended}))
     try:
         _ALLOWED.write_text(" ".join(extended))
     except OSError as error:  # a container's namespace, or a read-only /proc/sys
-        _BEFORE.unlink()
+        if saved is None:
+            _BEFORE.unlink()
+        else:
+            _BEFORE.write_text(saved)
         command = f'sysctl -w "net.ipv4.{_ALLOWED.name}={" ".join(extended)}"'
         raise FeatureMissing(
-            f"{NAME} cannot be allowed to namespaces from here ({error.strerror})",
+            f"{name} cannot be allowed to namespaces from here ({error.strerror})",
             hint=f"on the machine itself: {command}",
         ) from None
 
 
-def choose() -> None:
-    """Make cubic the default of the current namespace."""
-    _DEFAULT.write_text(NAME)
+def choose(name: str = NAME) -> None:
+    """Make ``name`` the default of the current namespace, for sockets that are opened from now."""
+    _DEFAULT.write_text(name)
 
 
 def restore() -> None:
@@ -58,6 +68,7 @@ def restore() -> None:
     if not _BEFORE.exists():
         return
     saved = json.loads(_BEFORE.read_text())
-    if sorted(_ALLOWED.read_text().split()) == sorted(saved["after"]):
+    allowed = set(_ALLOWED.read_text().split())
+    if set(saved["before"]) <= allowed <= set(saved["after"]):
         _ALLOWED.write_text(" ".join(saved["before"]))
     _BEFORE.unlink()
