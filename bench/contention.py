@@ -45,6 +45,7 @@ def measure(
     done: list[tuple[Job, list[Result]]] = []
     with Lab(hosts=setting.hosts, rate_bps=setting.rate_bps) as lab, Cluster(lab) as cluster:
         described = LabRecord(lab)
+        cluster.train(Job("calibrate", "ddp", 0))  # the workers' own start is not to be measured
         for turn in range(rounds):
             for (count, policy), case in cases.items():
                 step(f"{policy} beside {count} flows, round {turn + 1} of {rounds}")

@@ -17,7 +17,7 @@ from tlsched.lab import Lab
 HOSTS = 4
 # Four ranks compute on one machine's processors: at this rate the network is the bottleneck that it
 # is for GPUs on faster ones.
-RATE_BPS = 200_000_000
+RATE_BPS = 400_000_000
 POLICIES = ("ddp", "kernel")
 MEAN_OF = 5  # iterations whose mean loss counts
 ALIKE = 0.02  # of the loss: rounding, which training amplifies
@@ -32,7 +32,7 @@ class Model:
     iterations: int
 
 
-MODELS = {"digits CNN": Model("real", 0.1, 70), "transformer": Model("text", 2.6, 120)}
+MODELS = {"digits CNN": Model("real", 0.1, 50), "transformer": Model("text", 2.7, 80)}
 
 
 def measure(

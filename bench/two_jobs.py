@@ -140,10 +140,10 @@ class _Pair:
 
 def overlapping(results: Sequence[Result]) -> list[list[float]]:
     """Of each result the iterations that lie in the time in which all of them were timed."""
-    spans = [list(spans(result)) for result in results]
-    begin_s = max(own[0][0] for own in spans)
-    end_s = min(own[-1][1] for own in spans)
-    return [[b - a for a, b in own if begin_s <= a and b <= end_s] for own in spans]
+    timed = [list(spans(result)) for result in results]
+    begin_s = max(own[0][0] for own in timed)
+    end_s = min(own[-1][1] for own in timed)
+    return [[b - a for a, b in own if begin_s <= a and b <= end_s] for own in timed]
 
 
 def spans(result: Result) -> Iterator[tuple[float, float]]:
