@@ -129,6 +129,7 @@ def test_the_kernel_and_we_agree_on_a_cgroup(cgroup: Path) -> None:
         sleeper.wait()
     assert cgroups.is_top(cgroups.find("/"))
     assert not cgroups.is_top(cgroup)
+    assert not cgroups.is_top(cgroup / "gone")
     assert cgroups.own().is_dir()
     with pytest.raises(FileExistsError):
         cgroups.make(cgroup)

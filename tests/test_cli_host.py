@@ -63,6 +63,8 @@ def test_an_interface_that_is_gone_may_be_detached_when_asked_so() -> None:
     assert isinstance(RUNNER.invoke(app, argv).exception, InterfaceMissing)
     done = RUNNER.invoke(app, [*argv, "--missing-ok", "--json"])
     assert (done.exit_code, json.loads(done.stdout)["result"]) == (0, "unchanged")
+    done = RUNNER.invoke(app, [*argv, "--missing-ok", "--if-drifted", "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["result"]) == (0, "unchanged")
 
 
 def test_flags_and_file_go_together(tmp_path: Path) -> None:

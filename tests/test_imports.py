@@ -29,8 +29,9 @@ MAY_IMPORT = {
     "cgroups": {"errors"},
     "capabilities": set[str](),
     "descriptors": {"errors"},
+    "addressspace": {"errors"},
     "tc": BASE,
-    "ebpf": {"capabilities", "cgroups", "descriptors", *BASE},
+    "ebpf": {"addressspace", "capabilities", "cgroups", "descriptors", *BASE},
     "marking": {"linkstatus", "cgroups", "ebpf", *BASE},
     "runs": {"cgroups", "ebpf", *BASE},
     "sweep": set[str](),  # runs by itself, without tlsched

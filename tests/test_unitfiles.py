@@ -68,6 +68,25 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         install(tmp_path)
 
 
+def test_where_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/tlsched").write_text("")
+    with pytest.raises(HostError, match=r"etc/tlsched/tlsched\.toml cannot be written"):
+        install(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "etc/tlsched"]
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "etc/systemd/system"
+    folder.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (folder / ".tlsched@.service.new").symlink_to(victim)
+    assert install(tmp_path) == ["written", "written"]
+    assert victim.read_text() == "precious"
+    assert not (folder / "tlsched@.service").is_symlink()
+
+
 def test_a_percent_sign_in_a_path_is_no_specifier() -> None:
     assert "ExecStop=/opt/a%%b/tlsched detach" in unitfiles.unit_text(Path("/opt/a%b/tlsched"))
 

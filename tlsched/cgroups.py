@@ -119,7 +119,8 @@ def own() -> Path:
 
 def is_top(cgroup: Path) -> bool:
     """Whether it is the root of the whole tree, in which every process is."""
-    return not (cgroup / "cgroup.type").exists()  # every other cgroup has it
+    # Every other cgroup has a type; one that is gone has no file at all.
+    return (cgroup / "cgroup.procs").exists() and not (cgroup / "cgroup.type").exists()
 
 
 def cgroup_id(cgroup: Path) -> int:

@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,22 +66,43 @@ def plan(root: Path, command: Path) -> tuple[UnitFile, UnitFile]:
 
 
 def write(files: Iterable[UnitFile]) -> None:
-    """Put in place those that change, each whole or not at all. Raises HostError."""
-    for file in files:
-        if not file.changes:
-            continue
-        new = file.path.with_name(f".{file.path.name}.new")
-        try:
-            file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            new.write_text(file.text)
-            new.chmod(0o644)
-            new.replace(file.path)
-        except OSError as error:
+    """Put in place those that change: all of them, each whole, or none. Raises HostError."""
+    beside: list[tuple[Path, UnitFile]] = []
+    try:
+        for file in files:
+            if file.changes:
+                new = file.path.with_name(f".{file.path.name}.new")
+                beside.append((new, file))
+                with _said(file.path):
+                    _write_new(new, file.text)
+        for new, file in beside:
+            with _said(file.path):
+                new.replace(file.path)
+    finally:
+        for new, _ in beside:
             with contextlib.suppress(OSError):
                 new.unlink()
-            raise HostError(
-                f"{file.path} cannot be written ({error.strerror})", hint="run it as root"
-            ) from error
+
+
+def _write_new(path: Path, text: str) -> None:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # of one that was killed; a link there must not be followed
+    with path.open("x") as file:
+        file.write(text)
+    path.chmod(0o644)
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """An OSError as ours, which names the file that was to be written."""
+    try:
+        yield
+    except OSError as error:
+        denied = isinstance(error, PermissionError)
+        raise HostError(
+            f"{path} cannot be written ({error.strerror})",
+            hint="run it as root" if denied else f"see what `ls -ld {path.parent}` shows",
+        ) from error
 
 
 def unit_text(command: Path) -> str:

@@ -7,10 +7,13 @@ import itertools
 import threading
 
 import pytest
+from pyroute2.ethtool.ioctl import IoctlEthtool
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from tests.kernel.hostcli import attach, detach, snapshot, state
 from tests.netns import Pair
-from tlsched.errors import ApplyError, FeatureMissing, HostError
+from tlsched.errors import ApplyError, FeatureMissing, HostError, InterfaceMissing
+from tlsched.tc import device
 from tlsched.tc.changes import Change, DelClsact
 from tlsched.tc.kernel import Kernel
 from tlsched.tc.observed import Observed
@@ -125,6 +128,43 @@ def test_the_interface_disappears_half_way(
 
     monkeypatch.setattr(Kernel, "apply", unplug)
     with pytest.raises(HostError, match="disappeared"):
+        attach(host, dev)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_an_interface_that_goes_while_it_is_read_has_not_drifted(
+    netns_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+    dump, applied = Kernel._dump, list[Change]()
+
+    def unplug(kernel: Kernel, *asked: int) -> list[tcmsg]:
+        if applied:  # by now it is read to see whether the changes took effect
+            host.run("ip", "link", "delete", dev, check=False)
+        return dump(kernel, *asked)
+
+    def note(kernel: Kernel, change: Change, seen: Observed, fd: int | None = None) -> None:
+        APPLY(kernel, change, seen, fd)
+        if "(default): rate" in change.describe():  # the last change
+            applied.append(change)
+
+    monkeypatch.setattr(Kernel, "_dump", unplug)
+    monkeypatch.setattr(Kernel, "apply", note)
+    with pytest.raises(InterfaceMissing, match="disappeared"):
+        attach(host, dev)
+
+
+def test_an_interface_renamed_before_its_driver_is_asked_is_said_to_be_gone(
+    netns_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, dev = netns_pair.a, netns_pair.a.dev
+
+    def rename(asked: str) -> IoctlEthtool:
+        host.run("ip", "link", "set", "dev", dev, "name", "other0", check=False)
+        return IoctlEthtool(asked)
+
+    monkeypatch.setattr(device, "IoctlEthtool", rename)
+    with pytest.raises(InterfaceMissing, match="disappeared"):
         attach(host, dev)
 
 

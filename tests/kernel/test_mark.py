@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -249,6 +250,26 @@ def test_bad_input_changes_nothing(cgroup: Path, argv: list[str], said: str) -> 
     error = RUNNER.invoke(app, ["mark", *argv]).exception
     assert isinstance(error, ConfigError)
     assert said in str(error)
+    assert mine(cgroup) == []
+
+
+def test_a_name_of_any_bytes_is_shown_and_hides_no_other(netns_pair: Pair, cgroup: Path) -> None:
+    odd = cgroup / os.fsdecode(b"odd\xff\r\x1b[2K")
+    odd.mkdir()
+    strict = ("env", "PYTHONIOENCODING=utf-8:strict")  # as in a locale such as en_US.UTF-8
+    on = ("--cgroup", str(odd))
+    shown = rf"{cgroup}/odd\udcff\r\x1b[2K: marked (lane 1)"
+    said = tlsched(netns_pair.a, "mark", *on, "--lane", "1", prefix=strict).stdout
+    assert said.splitlines()[0] == shown
+    shown = shown.split(": ")[0]
+    assert shown in tlsched(netns_pair.a, "marks", prefix=strict).stdout
+    assert shown in tlsched(netns_pair.a, "unmark", *on, prefix=strict).stdout
+
+
+def test_too_little_address_space_is_said_and_not_aborted(netns_pair: Pair, cgroup: Path) -> None:
+    little = ("prlimit", f"--as={300 << 20}")
+    argv = ("mark", "--cgroup", str(cgroup), "--lane", "1")
+    assert "RLIMIT_AS" in tlsched(netns_pair.a, *argv, code=2, prefix=little).stderr
     assert mine(cgroup) == []
 
 

@@ -112,6 +112,17 @@ def test_others_filters_stay(make_netns: Make, settings: dict[str, object]) -> N
     assert snapshot(host, DEV) == before
 
 
+def test_an_empty_clsact_of_somebody_elses_stays(make_netns: Make) -> None:
+    need("u32")
+    host, _ = link_for(KINDS["htb"], make_netns)
+    host.run("tc", "qdisc", "add", "dev", DEV, "clsact")
+    before = snapshot(host, DEV)
+    attach(host, DEV, classifier="u32")
+    assert attach(host, DEV, classifier="u32").result == "unchanged"
+    detach(host, DEV)
+    assert snapshot(host, DEV) == before
+
+
 @pytest.mark.lengthy
 def test_a_foreign_filter_in_the_way_is_refused(make_netns: Make) -> None:
     need("u32")

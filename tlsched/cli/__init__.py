@@ -61,7 +61,9 @@ def _end(number: int, _frame: object) -> None:
 
 
 def _print_error(text: str) -> None:
-    line = Text.assemble(("error:", "red"), f" {text}")  # brackets in it are no markup
+    from tlsched.cli.output import one_line
+
+    line = Text.assemble(("error:", "red"), f" {one_line(text)}")  # brackets are no markup
     Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
 

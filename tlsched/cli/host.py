@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tlsched.bands import DEFAULT_DSCPS
+from tlsched.cli.output import one_line
 from tlsched.config import DEFAULT_SHARE, format_rate
 from tlsched.configfile import attach_options
 from tlsched.errors import InterfaceMissing
@@ -160,14 +161,15 @@ def detach(
     """
     from tlsched import control
 
-    links = control.status(iface) if if_drifted else []
-    if links and not as_json:
-        _print_links(links)
-    if {link.state for link in links} == {"attached"}:
-        if as_json:
-            _print_outcome(control.Outcome(iface, "unchanged", (), dry_run), as_json)
-        return
+    links: list[LinkStatus] = []
     try:
+        links = control.status(iface) if if_drifted else []
+        if links and not as_json:
+            _print_links(links)
+        if {link.state for link in links} == {"attached"}:
+            if as_json:
+                _print_outcome(control.Outcome(iface, "unchanged", (), dry_run), as_json)
+            return
         outcome = control.detach(iface, dry_run=dry_run)
     except InterfaceMissing:  # whatever was on it went with it
         if not missing_ok:
@@ -177,7 +179,7 @@ def detach(
         typer.echo(f"{iface}: not attached, nothing to do")
     else:
         _print_outcome(outcome, as_json)
-    if if_drifted:
+    if links:
         _exit_by(links)
 
 
@@ -225,7 +227,7 @@ def _print_outcome(outcome: Outcome, as_json: bool) -> None:
         _print_json(outcome.as_dict())
         return
     for line in outcome.changes:
-        typer.echo(f"{outcome.iface}: {line}")
+        typer.echo(f"{outcome.iface}: {one_line(line)}")
     for note in outcome.notes:
         typer.echo(f"{outcome.iface}: note: {note}")
     would = " (dry run: nothing was changed)" if outcome.dry_run and outcome.changes else ""
@@ -254,7 +256,7 @@ def _print_links(links: list[LinkStatus]) -> None:
         if link.unclassified_share is not None:
             typer.echo(f"no lane claimed {link.unclassified_share:.1%} of the bytes")
         if link.trust is not None:
-            typer.echo(f"trusted: {link.trust.describe()}")
+            typer.echo(f"trusted: {one_line(link.trust.describe())}")
         if link.refused is not None and link.refused.packets:
             lost = f"{link.refused.packets} packets, {link.refused.bytes} bytes"
             typer.echo(f"refused: {lost} of others bore a lane's DSCP, which was cleared")

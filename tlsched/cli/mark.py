@@ -9,6 +9,7 @@ import typer
 
 from tlsched.bands import LANE_COUNT
 from tlsched.cli.command import become, check_runs
+from tlsched.cli.output import one_line
 from tlsched.config import parse_dscps
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _print_outcome(outcome: Outcome, as_json: bool) -> None:
         return
     lane = "not marked" if outcome.lane is None else f"lane {outcome.lane}"
     would = outcome.dry_run and outcome.result != "unchanged"
-    said = f"{outcome.cgroup}: {outcome.result} ({lane})"
+    said = f"{one_line(outcome.cgroup)}: {outcome.result} ({lane})"
     typer.echo(said + (" (dry run: nothing was changed)" if would else ""))
     if outcome.processes and outcome.result != "unchanged":
         count = f"{outcome.processes} process" + ("es" if outcome.processes > 1 else "")
@@ -164,7 +165,8 @@ def _print_markings(found: list[Marking]) -> None:
         lane, priority, dscp = (
             "-" if value is None else value for value in (each.lane, each.priority, each.dscp)
         )
-        typer.echo(f"{lane:>4}  {priority:>8}  {dscp:>4}  {each.processes:>9}  {each.cgroup}")
+        numbers = f"{lane:>4}  {priority:>8}  {dscp:>4}  {each.processes:>9}"
+        typer.echo(f"{numbers}  {one_line(each.cgroup)}")
 
 
 def _print_json(value: Any) -> None:

@@ -46,10 +46,17 @@ def watch() -> None:
         sys.stdout = _Output(
             plain.buffer,
             encoding=plain.encoding,
-            errors=plain.errors,
+            # Names of cgroups and files may be any bytes: one of them must not end a command that
+            # has changed something already, or hide all others in a list.
+            errors="backslashreplace" if plain.errors == "strict" else plain.errors,
             line_buffering=plain.line_buffering,
             write_through=plain.write_through,
         )
+
+
+def one_line(text: str) -> str:
+    """``text`` without what would break its line or steer a terminal: a cgroup's name may."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def discard() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
-from tlsched import descriptors
+from tlsched import addressspace, descriptors
 from tlsched.capabilities import CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, held
 from tlsched.ebpf import libbpf
 from tlsched.errors import FeatureMissing, HostError, PermissionMissing
@@ -33,6 +33,8 @@ _INSTALL_BCC = "apt install python3-bpfcc"
 
 # Compiling and loading opens some 13 at once, measured with bcc 0.26.
 _OPEN_FILES = 16
+# bcc's libraries and what clang takes: 260 MiB beside a bare tlsched, measured with bcc 0.26.
+_ADDRESS_SPACE_BYTES = 300 << 20
 
 # A load changes the environment and standard error of the whole process for half a second.
 _one_load_at_a_time = threading.Lock()
@@ -113,6 +115,7 @@ def compiled(source: Path, what: str) -> Iterator[Module]:
     """
     _require_capabilities(what)
     descriptors.require(_OPEN_FILES)
+    addressspace.require(_ADDRESS_SPACE_BYTES, f"compiling the {what}")
     bcc = _import_bcc()
     # bcc appends to the list that it is given, and to its own default: pass a fresh one.
     cflags = [f"-I{_HERE}", "-Wall", "-Wno-unused-function"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from dataclasses import dataclass
 from typing import Any
 
 from pyroute2 import IPRoute
-from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
+from pyroute2.ethtool.ioctl import IoctlEthtool, NoSuchDevice, NotSupportedError
+from pyroute2.netlink.exceptions import NetlinkError
 
 IFF_LOOPBACK = 0x8  # <linux/if.h>
 ARPHRD_ETHER, ARPHRD_LOOPBACK = 1, 772  # <linux/if_arp.h>
@@ -71,10 +73,15 @@ def _speed_bps(iface: str) -> int | None:
 
 
 def _ask(iface: str, question: str) -> Any:
-    """What the driver answers (SIOCETHTOOL, <linux/ethtool.h>); None when it does not."""
+    """What the driver answers (SIOCETHTOOL, <linux/ethtool.h>); None when it does not.
+
+    Raises NetlinkError (ENODEV) when no interface has that name any more.
+    """
     with contextlib.closing(IoctlEthtool(iface)) as ethtool:
         try:
             return getattr(ethtool, question)()
+        except NoSuchDevice as error:
+            raise NetlinkError(errno.ENODEV) from error
         except (NotSupportedError, OSError):
             return None
 

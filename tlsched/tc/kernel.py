@@ -79,7 +79,11 @@ class Kernel:
             iface = socket.if_indextoname(ifindex)  # ``known_as`` may be an alternative name
         except OSError as error:
             raise _disappeared(known_as) from error
-        return self._read(iface, ifindex)
+        found = self._read(iface, ifindex)
+        # Its name goes first, then all that is on it: half of that would read as somebody's doing.
+        if not _is_there(ifindex):
+            raise _disappeared(iface)
+        return found
 
     def _read(self, iface: str, ifindex: int) -> Observed:
         try:
@@ -111,7 +115,7 @@ class Kernel:
         try:
             return read_device(self._socket, ifindex)
         except NetlinkError as error:
-            raise _explain(error, f"interface {ifindex}", "read the device") from error
+            raise _explain(error, f"number {ifindex}", "read the device") from error
 
     def apply(self, change: Change, observed: Observed, program_fd: int | None = None) -> None:
         """Apply one change to the interface that ``observed`` was read from.
@@ -190,6 +194,14 @@ def interface_index(iface: str) -> int:
             f'there is no interface "{iface}" in this network namespace',
             hint="see `ip link` for the names of this host's interfaces",
         ) from error
+
+
+def _is_there(ifindex: int) -> bool:
+    try:
+        socket.if_indextoname(ifindex)
+    except OSError:
+        return False
+    return True
 
 
 def _disappeared(iface: str) -> InterfaceMissing:

@@ -201,7 +201,8 @@ class Observed:
         """Whether attach made the clsact qdisc.
 
         The filter's name says so. Without the filter, a tree of ours beside an empty clsact is
-        what an attach leaves that was killed between its last two steps. Ours shares no block.
+        what is left where somebody took it away; beside u32 filters at our HTB, which need no
+        clsact, it is somebody's. Ours shares no block.
         """
         clsact = self.clsact
         if clsact is None or clsact.shares_ingress or clsact.shares_egress:
@@ -211,7 +212,7 @@ class Observed:
         at_egress = self.u32_at(EGRESS)
         if at_egress:
             return all(item.handle & NODE_MASK & ~NUMBER_MASK == OWNER_NODE for item in at_egress)
-        return self.has_our_root and not self.filters
+        return self.has_our_root and not self.filters and not self.u32
 
     def under(self, above: Qdisc) -> list[Qdisc]:
         """The qdiscs right under one."""
