@@ -142,7 +142,8 @@ def _serve(profiled: bool) -> None:
 def _push(host: str, rank: int) -> None:
     import torch
 
-    from tlsched.shim.ps.client import Client, Place
+    from tlsched.shim.ps.client import Client
+    from tlsched.shim.ps.connecting import Place
     from tlsched.shim.ps.exchange import Exchange
     from tlsched.shim.ps.wire import Hello, key_of
 

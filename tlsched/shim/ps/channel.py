@@ -93,11 +93,6 @@ class Channel:
         self._into, self._got = None, 0
         return True
 
-    def mark(self, band: Band) -> None:
-        """Give the socket ``band``'s marks (OSError when the kernel refuses)."""
-        name, peer = self.sock.getsockname(), self.sock.getpeername()
-        sockets.mark(sockets.Connection(self.fd, name[:2], peer[:2]), band)
-
     def _fill(self, into: memoryview) -> bool:
         try:
             count = self.sock.recv_into(into[self._got :])
@@ -109,3 +104,9 @@ class Channel:
             raise Closed("closed by the other end")
         self._got += count
         return self._got == len(into)
+
+
+def mark(sock: socket.socket, band: Band) -> None:
+    """Give ``sock`` ``band``'s marks (OSError when the kernel refuses)."""
+    local, peer = sock.getsockname()[:2], sock.getpeername()[:2]
+    sockets.mark(sockets.Connection(sock.fileno(), local, peer), band)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.nn import Module
 
 from tlsched.errors import ConfigError, ModelRefused
-from tlsched.shim.ps.client import Place
+from tlsched.shim.ps.connecting import Place
 from tlsched.shim.ps.lane import code_of
 from tlsched.shim.ps.listening import TOKEN_VARIABLE, Address, parse_address
 from tlsched.shim.ps.opening import Found

@@ -7,18 +7,16 @@ import os
 import select
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tlsched.bands import Band
-from tlsched.errors import CommunicationError
 from tlsched.shim.ps.channel import Channel, Closed
+from tlsched.shim.ps.connecting import Place, connect
 from tlsched.shim.ps.cutting import cut
 from tlsched.shim.ps.exchange import Exchange
 from tlsched.shim.ps.wire import (
-    HEAD,
     TROUBLE_BYTES,
     Head,
     Hello,
@@ -28,22 +26,7 @@ from tlsched.shim.ps.wire import (
     unpack,
 )
 
-Address = tuple[str, int]
-CONNECT_S = 10.0  # how long a server may take to be there, and to answer
 LEAVE_S = 2.0
-_RETRY_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A server: what messages call it, and where it listens."""
-
-    name: str
-    address: Address
-
-    def __str__(self) -> str:
-        host, port = self.address
-        return f"{self.name} ([{host}]:{port})" if ":" in host else f"{self.name} ({host}:{port})"
 
 
 class Line(Channel):
@@ -84,8 +67,8 @@ class Client:
         try:
             for server, place in enumerate(self.places):
                 for lane in range(hello.lanes):
-                    mine = replace(hello, lane=lane)
-                    self._connect(server, place, mine, bands[lane])
+                    sock = connect(place, replace(hello, lane=lane), bands[lane])
+                    self._add(Line(sock, lane, server))
         except BaseException:
             self._close_all()
             raise
@@ -147,36 +130,8 @@ class Client:
             os.eventfd_write(self._wake, 1)
         self._thread.join(LEAVE_S)
 
-    def _connect(self, server: int, place: Place, hello: Hello, band: Band | None) -> None:
-        """Connect for one lane and be welcomed."""
-        try:
-            sock = _patiently(place.address)
-        except OSError as error:
-            raise CommunicationError(
-                f"{place} cannot be reached ({error.strerror or error})",
-                hint="is it running, and reachable from this host?",
-            ) from error
-        line = self._lines[server, hello.lane] = Line(sock, hello.lane, server)
-        try:
-            if band is not None:
-                line.mark(band)
-            sock.setblocking(True)
-            sock.settimeout(CONNECT_S)
-            sock.sendall(hello.pack())
-            answer = unpack(_exactly(sock, HEAD.size))
-            if answer.kind != Kind.WELCOME:
-                refusal = read_trouble(_exactly(sock, min(answer.length, TROUBLE_BYTES)))
-                raise CommunicationError(
-                    f"{place} turns this worker away: {refusal.text}",
-                    hint="all workers need the same servers, token and version",
-                )
-            sock.setblocking(False)
-        except (OSError, ValueError) as error:
-            raise CommunicationError(
-                f"{place} does not answer as a server ({error})",
-                hint="is that the port of a `tlsched server`?",
-            ) from error
-        self._by_fd[line.fd] = line
+    def _add(self, line: Line) -> None:
+        self._lines[line.server, line.lane] = self._by_fd[line.fd] = line
         line.mask = select.EPOLLIN
         self._epoll.register(line.fd, line.mask)
 
@@ -296,26 +251,3 @@ class Client:
         self._epoll.close()
         with contextlib.suppress(OSError):
             os.close(self._wake)
-
-
-def _patiently(address: Address) -> socket.socket:
-    """A connection to ``address``, which may begin to listen only now. Raises OSError."""
-    end_s = time.monotonic() + CONNECT_S
-    while True:
-        try:
-            return socket.create_connection(address, max(0.1, end_s - time.monotonic()))
-        except ConnectionRefusedError:
-            if time.monotonic() > end_s:
-                raise
-            time.sleep(_RETRY_S)
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    """``size`` bytes. Raises OSError when the other end closes before."""
-    parts = bytearray()
-    while len(parts) < size:
-        part = sock.recv(size - len(parts))
-        if not part:
-            raise ConnectionResetError("it closed the connection")
-        parts += part
-    return bytes(parts)

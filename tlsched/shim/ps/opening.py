@@ -11,7 +11,8 @@ from tlsched.bands import Band
 from tlsched.errors import CommunicationError, TlschedError
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.lanes import Lane, open_lanes
-from tlsched.shim.ps.client import Client, Place
+from tlsched.shim.ps.client import Client
+from tlsched.shim.ps.connecting import Place
 from tlsched.shim.ps.lane import ServedLane, Session
 from tlsched.shim.ps.listening import Address
 from tlsched.shim.ps.starting import Child

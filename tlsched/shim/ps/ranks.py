@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tlsched.errors import CommunicationError, ConfigError
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.lanes import open_lanes
-from tlsched.shim.ps.client import Place
+from tlsched.shim.ps.connecting import Place
 from tlsched.shim.ps.listening import Address, listen
 from tlsched.shim.ps.opening import Found, address_of
 from tlsched.shim.ps.server import Server

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tlsched.shim.ps.channel import Closed
+from tlsched.shim.ps.channel import Closed, mark
 from tlsched.shim.ps.job import Job, Member
 from tlsched.shim.ps.line import Mismatch
 from tlsched.shim.ps.wire import HELLO_BYTES, Hello, Trouble, read_hello
@@ -252,7 +252,7 @@ class Server:
             raise ValueError(why_not)
         member = Member(stranger.sock, hello, job)
         if hello.band is not None:
-            member.mark(hello.band)
+            mark(member.sock, hello.band)
         fd = member.fd
         del self._strangers[fd]
         self._members[fd] = member
