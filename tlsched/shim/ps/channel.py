@@ -24,7 +24,18 @@ class Channel:
     ``lane`` is its urgency, 0 first.
     """
 
-    __slots__ = ("_begun", "_got", "_head_view", "_into", "_out", "fd", "head", "lane", "sock")
+    __slots__ = (
+        "_begun",
+        "_got",
+        "_head_view",
+        "_into",
+        "_lowat",
+        "_out",
+        "fd",
+        "head",
+        "lane",
+        "sock",
+    )
 
     def __init__(self, sock: socket.socket, lane: int) -> None:
         sock.setblocking(False)
@@ -37,6 +48,7 @@ class Channel:
         self._head_view = memoryview(self.head)
         self._got = 0
         self._into: memoryview | None = None
+        self._lowat = 1
         self._out: deque[tuple[list[memoryview], Sent | None]] = deque()
         self._begun = False  # whether a part of the first record has left
 
@@ -89,9 +101,21 @@ class Channel:
                 return False
             self._got = 0
         if self._got < len(self._into) and not self._fill(self._into):
+            self._wake_at(len(self._into) - self._got)
             return False
         self._into, self._got = None, 0
+        self._wake_at(1)
         return True
+
+    def _wake_at(self, count: int) -> None:
+        """Have epoll tell of this socket when ``count`` bytes are there (or its end), not before.
+
+        On a link that is slower than the processor every packet would wake this process otherwise,
+        several times a segment (SO_RCVLOWAT: socket(7); for tcp epoll heeds it).
+        """
+        if self._lowat != count:
+            self._lowat = count
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def _fill(self, into: memoryview) -> bool:
         try:

@@ -146,7 +146,7 @@ class Server:
                 raise Closed("the connection was closed")
         except Closed as closed:
             self._lose(member, str(closed))
-        if member.fd in self._members:
+        if self._members.get(member.fd) is member:
             self._listen_to(member)
         self._settle(job)
 
@@ -171,21 +171,25 @@ class Server:
             raise Closed(error.strerror or str(error)) from None
 
     def _settle(self, job: Job) -> None:
-        """Let all go on for whom something has changed in ``job``."""
+        """Let all go on for whom something has changed in ``job``, the most urgent first."""
         told = job.trouble
-        while job.stirred:  # of those that must go on, the most urgent first
-            member = min(job.stirred, key=_urgency)
-            job.stirred.discard(member)
-            if member.fd not in self._members:
-                continue
-            try:
-                member.send()
-            except Closed as closed:
-                self._lose(member, str(closed))
-                continue
-            self._listen_to(member)
+        while job.stirred:
+            members = sorted(job.stirred, key=_urgency)
+            job.stirred.clear()
+            for member in members:
+                self._go_on(member)
         if told is None and job.trouble is not None:
             self._say(f"job {job.hello.job.hex()[:8]} has ended: {job.trouble.text}")
+
+    def _go_on(self, member: Member) -> None:
+        if self._members.get(member.fd) is not member:  # lost meanwhile
+            return
+        try:
+            member.send()
+        except Closed as closed:
+            self._lose(member, str(closed))
+        else:
+            self._listen_to(member)
 
     def _listen_to(self, member: Member) -> None:
         """Ask for what ``member`` waits for."""
