@@ -13,6 +13,7 @@ from bench.step import Setting
 from bench.two_jobs import spans
 from tlsched.demo.cluster import Cluster
 from tlsched.demo.job import Result
+from tlsched.errors import TrainingError
 from tlsched.lab import Lab
 from tlsched.planning.compare import as_trained
 from tlsched.planning.fabric import lab_fabric
@@ -63,6 +64,11 @@ def measure(
                     inside = within(done[-1][1][0], phase)
                     found.setdefault((policy, number), []).extend(inside)
         trainings.require_alike(done)
+        if not all(found.values()):
+            raise TrainingError(
+                "a training ended before the links had changed twice",
+                hint="the machine is too busy for this: try again when it is not",
+            )
         lab_record = described.close()
     oracles = [_oracle_s(setting, rate_bps) for rate_bps in RATES_BPS]
     rows = [
@@ -103,7 +109,7 @@ def _iterations(setting: Setting, phase_s: float) -> int:
     """As many as the fastest policy makes in all phases, and some more."""
     slowest_s = setting.communication_s * setting.rate_bps / min(RATES_BPS)
     floor_s = max(setting.compute_s, setting.communication_s)
-    full = (len(RATES_BPS) - 1) * phase_s + 3 * _START_S
+    full = (len(RATES_BPS) - 1) * phase_s + 5 * _START_S  # a change takes a second or two
     return round(1.1 * (full / floor_s + phase_s / max(setting.compute_s, slowest_s)))
 
 
