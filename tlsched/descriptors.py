@@ -12,6 +12,17 @@ from tlsched.errors import HostError
 EXHAUSTED = (errno.EMFILE, errno.ENFILE)  # the process's limit, the system's
 
 
+def fill_standard() -> None:
+    """Put /dev/null where 0, 1 or 2 are closed, or the next file opened would be taken for them.
+
+    A program that this process becomes finds them closed as before (O_CLOEXEC).
+    """
+    fd = 0
+    while fd <= 2:
+        fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.close(fd)
+
+
 def require(count: int) -> None:
     """Raise HostError unless this process may open ``count`` more files."""
     with contextlib.ExitStack() as opened:

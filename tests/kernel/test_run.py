@@ -124,8 +124,21 @@ def test_nohup_holds(parent: Path) -> None:
 
 def test_closed_descriptors_stay_closed(parent: Path) -> None:
     argv = argv_of(parent, "sh", "-c", "test -e /proc/self/fd/1 && exit 3; exit 4")
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *argv], timeout=60)
-    assert done.returncode == 4
+    for closing in (">&-", "<&- >&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f'exec "$@" {closing}', "sh", *argv], timeout=60)
+        assert done.returncode == 4
+    nothing_is_left(parent)
+
+
+def test_a_folder_that_is_gone_is_said(parent: Path, tmp_path: Path) -> None:
+    argv = argv_of(parent, "true")
+    script = f'cd "{tmp_path}" && rmdir "{tmp_path}" && exec "$@"'
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *argv], capture_output=True, text=True, timeout=60, env=env
+    )
+    assert done.returncode == 2
+    assert "current folder is gone" in done.stderr
     nothing_is_left(parent)
 
 

@@ -95,6 +95,7 @@ def main() -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup's wish is not ours to overrule
             signal.signal(number, _end)
     try:
+        descriptors.fill_standard()
         descriptors.require(OPEN_FILES)
         app()
     except TlschedError as error:

@@ -116,6 +116,7 @@ def compiled(source: Path, what: str) -> Iterator[Module]:
     _require_capabilities(what)
     descriptors.require(_OPEN_FILES)
     addressspace.require(_ADDRESS_SPACE_BYTES, f"compiling the {what}")
+    _require_folder()
     bcc = _import_bcc()
     # bcc appends to the list that it is given, and to its own default: pass a fresh one.
     cflags = [f"-I{_HERE}", "-Wall", "-Wno-unused-function"]
@@ -192,6 +193,16 @@ def _require_capabilities(what: str) -> None:
     have = held()
     if CAP_NET_ADMIN not in have or not have & {CAP_BPF, CAP_SYS_ADMIN}:
         raise _permission_missing(what)
+
+
+def _require_folder() -> None:
+    """Raise HostError where this process's folder is gone: clang asks for it and gives up."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise HostError(
+            "the current folder is gone, and the BPF compiler needs one", hint="cd to another"
+        ) from error
 
 
 def _permission_missing(what: str) -> PermissionMissing:
