@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -42,6 +43,18 @@ def _kill_server(run: tlsched.Run, _net: nn.Module) -> None:
     _signal_server(run, signal.SIGKILL)
 
 
+@dataclass
+class _Signal:
+    """A fault: ``number`` to another process."""
+
+    pid: int
+    number: signal.Signals
+
+    def __call__(self, _run: tlsched.Run, _net: nn.Module) -> None:
+        os.kill(self.pid, self.number)
+        time.sleep(2.0)  # or the training might be over before
+
+
 def _stop_server(run: tlsched.Run, _net: nn.Module) -> None:
     _signal_server(run, signal.SIGSTOP)
 
@@ -77,6 +90,21 @@ def test_server_that_dies_or_stops_is_named_by_all(four_ranks: RankPool, fault: 
         assert "server 0 (127.0.0.1:" in outcome.message
         assert said in outcome.message
         assert outcome.seconds < TIMEOUT_S + MARGIN_S
+
+
+def test_rank_that_serves_and_is_killed_is_named() -> None:
+    with fresh_ranks(4) as pool:
+        pid = pool.processes[3].pid
+        assert pid is not None
+        faults = {0: _Signal(pid, signal.SIGKILL)}
+        over: dict[str, Any] = {"backend": "ps", "servers": 2}
+        outcomes = pool.run(train_with_faults, faults, "kernel", 60.0, over, dying=1)
+    for worker in outcomes[:2]:
+        assert worker.error == "CommunicationError"
+        assert "server 1, rank 3 (127.0.0.1:" in worker.message
+        assert worker.seconds < MARGIN_S
+    assert outcomes[2].error == "CommunicationError"
+    assert "the job that this rank served ended" in outcomes[2].message
 
 
 def test_silent_worker_is_named_after_the_timeout(four_ranks: RankPool) -> None:
@@ -142,23 +170,12 @@ def test_wrong_token_is_refused_on_all_ranks(two_ranks: RankPool) -> None:
 def test_server_that_is_stopped_by_its_operator_says_so(two_ranks: RankPool) -> None:
     with servers(1) as (server,):
         over: dict[str, Any] = {"backend": "ps", "servers": [server.address]}
-        faults = {0: _Terminate(server.process.pid)}
+        faults = {0: _Signal(server.process.pid, signal.SIGTERM)}
         outcomes = two_ranks.run(train_with_faults, faults, "kernel", 60.0, over)
         for outcome in outcomes:
             assert "server 0" in outcome.message
             assert "it was stopped" in outcome.message
         assert server.process.wait(10) == 0
-
-
-class _Terminate:
-    """A fault: SIGTERM to the process ``pid``."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def __call__(self, _run: tlsched.Run, _net: nn.Module) -> None:
-        os.kill(self.pid, signal.SIGTERM)
-        time.sleep(2.0)  # or the training might be over before
 
 
 def test_absent_server_is_named(two_ranks: RankPool) -> None:

@@ -235,7 +235,7 @@ class Run:
         facts.append(f"broadcast_buffers {self._broadcast_buffers}")
         facts += [f"lanes {self._use}", f"settings {self._settings}", f"{servers or 'no servers'}"]
         if servers is not None and servers.ranks:
-            self._agreement, found = meet(group, self._timeout_s, servers.ranks, facts, self._say)
+            self._agreement, found = meet(group, self._timeout_s, servers.ranks, facts)
             return self._agreement, found
         self._agreement = Agreement(group, self._timeout_s)
         self._agreement.require_same("policy", facts)

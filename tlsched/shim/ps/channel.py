@@ -10,6 +10,13 @@ from tlsched.bands import Band
 from tlsched.shim import sockets
 from tlsched.shim.ps.wire import HEAD
 
+# tcp(7): a peer that has vanished without a word is found out after a minute.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 Sent = Callable[[], object]
 _NOTHING = memoryview(b"")
 
@@ -40,7 +47,8 @@ class Channel:
     def __init__(self, sock: socket.socket, lane: int) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for level, option, value in _KEEPALIVE:
+            sock.setsockopt(level, option, value)
         self.sock = sock
         self.fd = sock.fileno()
         self.lane = lane

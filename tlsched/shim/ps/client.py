@@ -129,6 +129,8 @@ class Client:
         with contextlib.suppress(OSError):  # the thread has ended
             os.eventfd_write(self._wake, 1)
         self._thread.join(LEAVE_S)
+        if self._thread.is_alive() and not abort:  # a server does not take its goodbye
+            self.close(abort=True)
 
     def _add(self, line: Line) -> None:
         self._lines[line.server, line.lane] = self._by_fd[line.fd] = line

@@ -38,7 +38,7 @@ class Exchange:
         # itself is kept until everything is there.
         length = tensor.numel() * tensor.element_size()
         whole = (ctypes.c_char * length).from_address(tensor.data_ptr())
-        self.memory = memoryview(whole).cast("B")
+        self.memory = memoryview(whole).cast("B") if length else memoryview(b"")
         self.left: dict[int, int] = {}
         self._roster = roster
         self._failure: str | None = None

@@ -116,6 +116,7 @@ class ServedLane:
         elif trouble.gone:
             who = roster.who_broke(trouble.rank, {trouble.rank})
         else:
+            roster.blamed = trouble.rank
             who = f"{roster.name(trouble.rank)} {trouble.text}"
         return CommunicationError(f"{what} failed: {who}", hint=hint)
 
