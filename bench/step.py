@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from bench import trainings
 from bench.record import LabRecord, spread
 from tlsched.demo.cluster import Cluster
 from tlsched.demo.job import Job
 from tlsched.demo.replay import gradient_bytes
+from tlsched.demo.servers import Servers
 from tlsched.lab import Lab
 from tlsched.planning.compare import SIMULATED, as_trained, floor_s
 from tlsched.planning.fabric import Fabric
@@ -30,19 +31,36 @@ COMMUNICATION_S = 0.69
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is trained where: ``ratio`` is communication over computation, in seconds."""
+    """What is trained where: ``ratio`` is communication over computation, in seconds.
+
+    With ``backend`` "ps", ``servers`` hosts beside the others are parameter servers; with 0 of them
+    there is one beside every worker.
+    """
 
     model: str
     ratio: float
     hosts: int
     rate_bps: int
     communication_s: float = COMMUNICATION_S
+    backend: Literal["allreduce", "ps"] = "allreduce"
+    servers: int = 0
+
+    @property
+    def fabric(self) -> Fabric:
+        """The links as they should be; the same whatever a lab is measured to be."""
+        return Fabric(self.hosts, self.rate_bps, backend=self.backend, servers=self.servers)
+
+    @property
+    def server_hosts(self) -> range:
+        """The numbers of the lab's hosts that have a parameter server."""
+        if self.backend != "ps":
+            return range(0)
+        return range(self.hosts, self.hosts + self.servers) if self.servers else range(self.hosts)
 
     @property
     def scale(self) -> float:
         """What makes the gradients occupy a link for ``communication_s``."""
-        ideal = Fabric(self.hosts, self.rate_bps)  # the same model whatever a lab is measured to be
-        return self.communication_s / ideal.seconds(gradient_bytes(self.model))
+        return self.communication_s / self.fabric.seconds(gradient_bytes(self.model))
 
     @property
     def compute_s(self) -> float:
@@ -84,8 +102,9 @@ def measure(
     own, and then measured with what was found.
     """
     with (
-        Lab(hosts=setting.hosts, rate_bps=setting.rate_bps) as lab,
-        Cluster(lab) as cluster,
+        Lab(hosts=setting.hosts + setting.servers, rate_bps=setting.rate_bps) as lab,
+        Servers(lab, setting.server_hosts) as servers,
+        Cluster(lab, hosts=setting.hosts) as cluster,
     ):
         described = LabRecord(lab)
         step(f"{setting.model}, what the links carry")
@@ -93,7 +112,9 @@ def measure(
         measured = {}
         for policy in policies:
             step(f"{setting.model}, {policy}, its knobs")
-            wanted = trainings.job(setting, policy, iterations)
+            wanted = replace(
+                trainings.job(setting, policy, iterations), servers=servers.addresses
+            )
             measured[policy] = Measured(trainings.at_its_best(cluster, wanted, quick=quick))
         done = []
         for turn in range(rounds):
@@ -114,10 +135,10 @@ def calibrate(setting: Setting, cluster: Cluster) -> Fabric:
 
 
 def calibrated(setting: Setting, figures: dict[str, float]) -> Fabric:
-    """The lab as it was measured in this very run."""
-    ideal = Fabric(setting.hosts, setting.rate_bps, efficiency=1.0)
-    efficiency = min(1.0, ideal.seconds(1) / figures["byte_s"])
-    return replace(ideal, efficiency=efficiency, step_s=figures["step_s"])
+    """The lab as it was measured in this very run, with a ring."""
+    ring = Fabric(setting.hosts, setting.rate_bps, efficiency=1.0)
+    efficiency = min(1.0, ring.seconds(1) / figures["byte_s"])
+    return replace(setting.fabric, efficiency=efficiency, step_s=figures["step_s"])
 
 
 def rows_of(
@@ -133,7 +154,8 @@ def rows_of(
             "hosts": setting.hosts,
             "rate_bps": setting.rate_bps,
             "ratio": setting.ratio,
-            "backend": "allreduce",
+            "backend": setting.backend,
+            "servers": setting.servers,
             "policy": policy,
             "iteration_s": spread(found.times_s),
             "floor_s": floor_s(profile, fabric),

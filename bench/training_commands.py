@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from tlsched.shapes.names import SHAPE_NAMES
 
 app = typer.Typer()
 STEP_POLICIES = "ddp,fifo,lanes,kernel"
+SERVER_POLICIES = "sync,lanes,kernel"
 MAIN_POLICIES = ["ddp", "ddp-best", "kernel"]
 EVERY_POLICY = [*MAIN_POLICIES, "fsdp2", "fifo", "lanes", "bytescheduler", "prophet"]
 OTHER_RATIOS = (0.5, 1.5, 3.0)
@@ -27,22 +28,35 @@ def step_command(
     ratio: Annotated[str, typer.Option(help="Communication over computation, a list.")] = "1",
     hosts: Annotated[int, typer.Option(min=2, max=16)] = 4,
     rate: Annotated[str, typer.Option(help="Of every link.")] = "1gbit",
-    policies: Annotated[str, typer.Option(help="Comma-separated.")] = STEP_POLICIES,
-    backend: Annotated[str, typer.Option(help="Only allreduce so far.")] = "allreduce",
+    policies: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
+    backend: Annotated[str, typer.Option(help="allreduce (a ring), or ps.")] = "allreduce",
+    servers: Annotated[
+        int, typer.Option(min=0, max=16, help="Of ps, on hosts of their own; 0: one a worker.")
+    ] = 0,
     rounds: Rounds = 3,
     quick: Quick = False,
     json_file: Json = None,
 ) -> None:
     """Seconds an iteration of replayed shapes under each policy, and what was expected."""
-    if backend != "allreduce":
-        raise typer.BadParameter("only allreduce so far")
+    if backend not in ("allreduce", "ps"):
+        raise typer.BadParameter("allreduce or ps")
+    names = policies or (STEP_POLICIES if backend == "allreduce" else SERVER_POLICIES)
+    if backend == "ps" and set(names.split(",")) & {"ddp", "ddp-best", "fsdp2"}:
+        raise typer.BadParameter("torch's own know no parameter servers; sync is the classical one")
     models = SHAPE_NAMES if model == "all" else tuple(model.split(","))
     settings = [
-        Setting(shape, float(part), hosts, parse_rate(rate))
+        Setting(
+            shape,
+            float(part),
+            hosts,
+            parse_rate(rate),
+            backend=cast("Any", backend),
+            servers=servers,
+        )
         for shape in models
         for part in ratio.split(",")
     ]
-    _steps([(setting, policies.split(",")) for setting in settings], rounds, quick, json_file)
+    _steps([(setting, names.split(",")) for setting in settings], rounds, quick, json_file)
 
 
 def every_step(*, quick: bool, json_file: Path) -> None:

@@ -42,14 +42,20 @@ class _Worker:
 
 
 class Cluster:
-    """One worker process on every host of ``lab``. Use as a context manager.
+    """One worker process on each of ``lab``'s first ``hosts`` (default: all).
 
-    Several of them on one lab need a ``master_port`` each, and share its ``links``.
+    Use as a context manager. Several of them on one lab need a ``master_port`` each, and share its ``links``.
     """
 
     def __init__(
-        self, lab: Lab, *, links: Links | None = None, master_port: int = MASTER_PORT
+        self,
+        lab: Lab,
+        *,
+        hosts: int | None = None,
+        links: Links | None = None,
+        master_port: int = MASTER_PORT,
     ) -> None:
+        self._size = hosts or len(lab.hosts)
         self.links = links or Links(lab)
         self._lab = lab
         self._master_port = master_port
@@ -57,7 +63,7 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         """Start the workers."""
-        for rank in range(len(self._lab.hosts)):
+        for rank in range(self._size):
             self._workers.append(self._start(rank))
         return self
 
@@ -106,7 +112,7 @@ class Cluster:
     def _start(self, rank: int) -> _Worker:
         environment = os.environ | {
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(self._lab.hosts)),
+            "WORLD_SIZE": str(self._size),
             "MASTER_ADDR": self._lab.hosts[0].ipv4,
             "MASTER_PORT": str(self._master_port),
             "GLOO_SOCKET_IFNAME": self._lab.hosts[rank].iface,

@@ -55,6 +55,8 @@ def around(
             broadcast_buffers=False,
             trace=job.trace,
             lanes=job.lanes,
+            backend="ps" if job.servers else "gloo",
+            servers=job.servers or None,
         ) as run:
             yield Context(net, optimizer, lambda: _timeline(run), run)
 

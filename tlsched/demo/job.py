@@ -22,7 +22,8 @@ class Job:
     first ``warmup`` iterations are not timed.
 
     ``bucket_cap_mb`` is DDP's bucket size in MiB, ``window`` ByteScheduler's partition and credit
-    in bytes, ``lanes`` which lanes to use; None is everybody's default.
+    in bytes, ``lanes`` which lanes to use; None is everybody's default. ``servers`` are addresses
+    of parameter servers; without, a ring averages.
     """
 
     part: str
@@ -36,6 +37,7 @@ class Job:
     bucket_cap_mb: int | None = None
     window: tuple[int, int] | None = None
     lanes: tuple[int, ...] | None = None
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
