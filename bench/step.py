@@ -112,9 +112,7 @@ def measure(
         measured = {}
         for policy in policies:
             step(f"{setting.model}, {policy}, its knobs")
-            wanted = replace(
-                trainings.job(setting, policy, iterations), servers=servers.addresses
-            )
+            wanted = replace(trainings.job(setting, policy, iterations), servers=servers.addresses)
             measured[policy] = Measured(trainings.at_its_best(cluster, wanted, quick=quick))
         done = []
         for turn in range(rounds):

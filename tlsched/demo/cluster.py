@@ -44,7 +44,8 @@ class _Worker:
 class Cluster:
     """One worker process on each of ``lab``'s first ``hosts`` (default: all).
 
-    Use as a context manager. Several of them on one lab need a ``master_port`` each, and share its ``links``.
+    Use as a context manager. Several of them on one lab need a ``master_port`` each, and share its
+    ``links``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Parameter servers on some hosts of a lab, for the jobs of a :class:`~tlsched.demo.cluster.Cluster`."""
+"""Parameter servers on some hosts of a lab."""
 
 from __future__ import annotations
 
