@@ -23,10 +23,10 @@ from tlsched.planning.profile import Profile
 from tlsched.shapes.catalog import layers_of
 from tlsched.shapes.derive import profile_of_layers
 
-ITERATIONS = 10
+ITERATIONS = 6
 # Seconds that the gradients occupy a link: the shapes are scaled to it, so that a figure takes
 # the same time to measure for all of them.
-COMMUNICATION_S = 0.69
+COMMUNICATION_S = 1.38
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tlsched.errors import TrainingError
 from tlsched.lab import Lab
 
 MASTER_PORT = 29500
-JOB_TIMEOUT_S = 180.0
+JOB_TIMEOUT_S = 600.0
 
 # mallopt(3): gradients' memory is kept for the next iteration, as a GPU's caching allocator does.
 # Otherwise every large gradient is unmapped, mapped and faulted in again, under every policy.

@@ -92,7 +92,9 @@ class _Clock:
     A sleep ends some 60 us late (timer slack, see prctl(2)) and later on a busy processor, and a
     model may have 400 a step: what one takes too long, the next is short. Backward never waits for
     the network, so there a layer's end counts from the beginning of the whole backward: gradients
-    are copied while the accelerator goes on. The same holds under every policy.
+    are copied while the accelerator goes on. In forward a host runs ahead of the accelerator, so
+    what it does in less than WAITED_S between two layers costs nothing; what takes longer is a wait
+    for gradients, which the accelerator shares. The same holds under every policy.
     """
 
     def __init__(self) -> None:
@@ -103,19 +105,19 @@ class _Clock:
     def forward(self, seconds: float) -> None:
         """Compute a layer's forward from now on."""
         self._backward_end_s = None
-        self._sleep_until(self._now_s() + seconds)
+        self._sleep_until(self._free_s() + seconds)
 
     def backward(self, seconds: float) -> None:
         """Compute a layer's backward, after those that were computed since the last forward."""
         if self._backward_end_s is None:
-            self._backward_end_s = self._now_s()
+            self._backward_end_s = self._free_s()
         self._backward_end_s += seconds
         self._sleep_until(self._backward_end_s)
 
-    def _now_s(self) -> float:
-        """When the accelerator is free: before the host woke up, unless the host waited since."""
+    def _free_s(self) -> float:
+        """When the accelerator can begin: at the last layer's end, unless the host waited since."""
         now_s = time.perf_counter()
-        return now_s if now_s - self._ended_s > WAITED_S else now_s - self._late_s
+        return now_s if now_s - self._ended_s > WAITED_S else self._ended_s - self._late_s
 
     def _sleep_until(self, end_s: float) -> None:
         left_s = end_s - time.perf_counter()

@@ -17,7 +17,7 @@ from tlsched.bands import LANE_COUNT
 FUSE_BYTES = 512 * 1024
 # In a larger model up to this part of all its bytes: finer buckets gain next to nothing in
 # simulated time (under a percent on the replayed shapes), and each costs its start-up.
-FUSE_PARTS = 64
+FUSE_PARTS = 48
 
 # A group below this size (a norm layer, a bias) joins the bucket before it whatever that one's
 # size: alone it would pay a whole ring's latency for a few packets.

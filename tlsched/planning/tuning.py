@@ -17,7 +17,7 @@ from typing import Protocol
 from tlsched.planning.policies.settings import Window
 
 TRIALS = 14
-ROUNDS_A_TRIAL = 5
+ROUNDS_A_TRIAL = 3
 SMALLEST_BYTES = 128 * 1024
 LARGEST_BYTES = 64 * 1024 * 1024
 # Credit is searched as a multiple of the partition: less than one piece is one piece anyway.
