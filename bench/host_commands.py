@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from bench import attach, bucket, classifier, host, record, shaping, simulator, throughput
+from bench import (
+    attach,
+    bucket,
+    classifier,
+    host,
+    record,
+    serving,
+    shaping,
+    simulator,
+    throughput,
+)
 from bench.shown import Json, Quick, Rounds, show
 
 app = typer.Typer()
@@ -21,6 +31,15 @@ def classifier_command(rounds: Rounds = 9, quick: Quick = False, json_file: Json
     pairs = [with_it | {"classifier": "with / without"}]
     show("the same, pair by pair", ("classifier",), "of_without", pairs, "{:.3f}")
     record.save(json_file, "classifier", [*rows, without, with_it])
+
+
+@app.command("serving")
+def serving_command(rounds: Rounds = 5, quick: Quick = False, json_file: Json = None) -> None:
+    """Gbit/s that one parameter server sums for four workers, and where its time goes."""
+    rows = serving.measure(1 if quick else rounds)
+    show("a server's gradients, Gbit/s in", ("workers",), "gbit_s", rows, "{:.2f}")
+    typer.echo(rows[0]["profile"])
+    record.save(json_file, "serving", rows)
 
 
 @app.command("host")

@@ -88,22 +88,34 @@ def _step(rows: list[Row]) -> str:
         "oracle",
         "of oracle",
         "DDP = 1",
+        "simulated",
+        "measured / simulated",
     )
     lines = []
     for row in rows:
         gain = ratios.over_ddp(row, rows, STEP_CASE)
+        simulated_s = row["simulated_s"]
+        off = row["iteration_s"]["median"] / simulated_s if simulated_s else None
         lines.append(
             [
-                row["model"],
+                row["model"] + _servers(row),
                 f"{row['ratio']:g}",
                 _policy(row),
                 *_spread(row),
                 _3(row["oracle_s"]),
                 _pct(row["oracle_s"] / row["iteration_s"]["median"]),
                 "" if gain is None else f"{gain:.2f}",
+                _3(simulated_s),
+                "" if off is None else f"{off:.2f}",
             ]
         )
     return table(heads, lines)
+
+
+def _servers(row: Row) -> str:
+    if row["backend"] != "ps":
+        return ""
+    return f", {row['servers']} servers" if row["servers"] else ", servers beside workers"
 
 
 def _contention(rows: list[Row]) -> str:
@@ -250,8 +262,18 @@ def _pct(share: float) -> str:
     return f"{share:.1%}"
 
 
+def _serving(rows: list[Row]) -> str:
+    (row,) = rows
+    heads = ("workers", "Gbit/s in, and as many out", "min … max", "server MiB")
+    rate = row["gbit_s"]
+    shown = [str(row["workers"]), f"{rate['median']:.2f}", f"{rate['min']:.2f} … {rate['max']:.2f}"]
+    shown.append(f"{row['server_peak_mib']['median']:.0f}")
+    return f"{table(heads, [shown])}\n\n```\n{row['profile'].strip()}\n```"
+
+
 _TABLES: dict[str, Callable[[list[Row]], str]] = {
     "step": _step,
+    "serving": _serving,
     "contention": _contention,
     "two-jobs": _two_jobs,
     "rate-change": _rate_change,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tlsched.errors import ConfigError
-from tlsched.shapes.catalog import layers_of
+from tlsched.shapes.catalog import ONE_TENSOR, layers_of
 from tlsched.shapes.derive import profile_from_module, profile_of_layers, training_flops
 from tlsched.shapes.names import SHAPE_NAMES
 from tlsched.shapes.walk import walk
@@ -128,3 +128,12 @@ def test_models_that_tell_nothing_are_refused(model: nn.Module, wrong: str) -> N
 def test_an_unknown_shape_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no shape .alexnet.*vgg16, resnet50"):
         layers_of("alexnet")
+
+
+def test_the_one_tensor_is_ready_first_and_needed_last() -> None:
+    profile = profile_of_layers(layers_of(ONE_TENSOR), compute_s=3.0)
+    *parts, whole = profile.buckets
+    assert sum(part.bytes for part in parts) < 1e-6 * whole.bytes
+    assert whole.ready_s == pytest.approx(0.0, abs=1e-6)
+    assert whole.needed_s == pytest.approx(1.0)
+    assert parts[0].needed_s == 0.0

@@ -13,7 +13,7 @@ from torch import nn
 from tlsched.errors import ConfigError
 from tlsched.shapes import language, vision
 from tlsched.shapes.names import SHAPE_NAMES
-from tlsched.shapes.walk import Layer, walk
+from tlsched.shapes.walk import Layer, Tensor, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,31 @@ _SHAPES = {
 assert tuple(_SHAPES) == SHAPE_NAMES
 
 
+# No model, but what a classical parameter server is worst at: pushing and pulling its one tensor
+# take turns, and computing could hide both.
+ONE_TENSOR = "one-tensor"
+_ONE_TENSOR_PARTS = 12
+
+
+def _one_tensor() -> tuple[Layer, ...]:
+    """All bytes in the last layer, all computing in those before it."""
+    parts = [
+        Layer(f"part{number}", (Tensor(f"part{number}.weight", 1, 4, "float32"),), 1e9)
+        for number in range(_ONE_TENSOR_PARTS)
+    ]
+    elements = 100_000_000
+    whole = Tensor("whole.weight", elements, 4 * elements, "float32")
+    return (*parts, Layer("whole", (whole,), 1.0))
+
+
 @cache
 def layers_of(name: str) -> tuple[Layer, ...]:
     """The layers of the shape called ``name``, with the FLOPs of one sample's forward.
 
-    Raises ConfigError with the names there are.
+    ONE_TENSOR is understood as well. Raises ConfigError with the names there are.
     """
+    if name == ONE_TENSOR:
+        return _one_tensor()
     if name not in _SHAPES:
         raise ConfigError(
             f"there is no shape {name!r}", hint=f"use one of {', '.join(SHAPE_NAMES)}"
