@@ -26,6 +26,8 @@ def classifier_command(rounds: Rounds = 9, quick: Quick = False, json_file: Json
     rounds = 3 if quick else rounds
     rows = classifier.measure(rounds)
     show("classifier, ns a packet", ("packet", "trust", "band"), "ns", rows, "{:.0f}")
+    columns = ("packet", "trust", "band")
+    show("the same without what an empty program takes", columns, "own_ns", rows, "{:.0f}")
     without, with_it = throughput.measure(rounds)
     show("iperf3 over a veth, Gbit/s", ("classifier",), "gbit_s", [without, with_it], "{:.2f}")
     pairs = [with_it | {"classifier": "with / without"}]

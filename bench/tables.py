@@ -229,8 +229,15 @@ def _plain(names: Sequence[str], figure: str, unit: str, form: str) -> Callable[
 
 
 def _classifier(rows: list[Row]) -> str:
-    packets = _plain(("packet", "trust", "band"), "ns", "ns a packet", "{:.0f}")
-    text = packets([row for row in rows if "packet" in row])
+    heads = ("packet", "trust", "band", "ns a packet", "min … max", "of these, the program's own")
+    lines = []
+    for row in rows:
+        if "packet" in row:
+            ns, own = row["ns"], row["own_ns"]
+            spread = [f"{ns['median']:.0f}", f"{ns['min']:.0f} … {ns['max']:.0f}"]
+            shown = [*spread, f"{own['median']:.0f}"]
+            lines.append([row["packet"], row["trust"], row["band"], *shown])
+    text = table(heads, lines)
     for row in rows:
         if "of_without" in row:
             share = row["of_without"]
