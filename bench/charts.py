@@ -23,7 +23,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes = figure.subplots()
     CHARTS[result["bench"]](axes, result["rows"])
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=8, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={KEY: digest(result), "Software": "bench"})
 
