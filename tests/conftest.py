@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 
 import hypothesis
@@ -21,6 +22,13 @@ if os.environ.get("CI"):
 def _demand_root() -> None:
     if os.geteuid() != 0:
         pytest.fail(NEEDS_ROOT, pytrace=False)
+
+
+def pytest_configure() -> None:
+    # A shell starts what is in the background with SIGINT ignored, which would be inherited by all
+    # commands that tests end with it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
