@@ -151,7 +151,8 @@ def test_a_marked_cgroup_carries_a_client_and_unmarked_it_does_not(
         before = lane_bytes(link)
         transfer(link.a, link.b.v4, wrapper=tuple(cgrouptree.inside(cgroup)))
         grown = {name: count - before[name] for name, count in lane_bytes(link).items()}
-        assert [name for name, count in grown.items() if count > BYTES] == [expected]
+        # iperf3 closes while some of it is in its socket still, and a busy machine loses that.
+        assert [name for name, count in grown.items() if count > BYTES // 4] == [expected]
     server.kill()
     server.wait()
 
