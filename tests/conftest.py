@@ -25,10 +25,12 @@ def _demand_root() -> None:
 
 
 def pytest_configure() -> None:
-    # A shell starts what is in the background with SIGINT ignored, which would be inherited by all
-    # commands that tests end with it.
+    # Shells start what is in the background with SIGINT ignored, nohup with SIGHUP; all commands
+    # that tests end with these would inherit it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
