@@ -16,7 +16,6 @@ from tlsched.demo.job import Result
 from tlsched.errors import TrainingError
 from tlsched.lab import Lab
 from tlsched.planning.compare import as_trained
-from tlsched.planning.fabric import lab_fabric
 
 RATES_BPS = (1_000_000_000, 400_000_000, 1_000_000_000)
 SETTING = Setting("vgg16", 1.0, 4, RATES_BPS[0], communication_s=0.3)
@@ -114,5 +113,5 @@ def _iterations(setting: Setting, phase_s: float) -> int:
 
 
 def _oracle_s(setting: Setting, rate_bps: int) -> float:
-    fabric = lab_fabric(setting.hosts, rate_bps)
+    fabric = replace(setting.fabric, rate_bps=rate_bps)
     return as_trained(setting.profile, fabric, "oracle").iteration_s

@@ -8,7 +8,6 @@ from typing import Any
 from bench import step as step_bench
 from bench.step import Setting
 from tlsched.planning.compare import as_trained, floor_s
-from tlsched.planning.fabric import lab_fabric
 
 MEASURED = (2, 4, 8)
 SIMULATED = (16, 32, 64, 128, 256, 512, 1024)
@@ -39,7 +38,7 @@ def measure(
 
 
 def _rows(setting: Setting, times: dict[str, Any]) -> list[dict[str, Any]]:
-    profile, fabric = setting.profile, lab_fabric(setting.hosts, setting.rate_bps)
+    profile, fabric = setting.profile, setting.fabric
     simulated = {policy: as_trained(profile, fabric, policy) for policy in POLICIES}
     return [
         {

@@ -14,7 +14,7 @@ from tlsched.bands import LANE_COUNT
 from tlsched.errors import ConfigError
 from tlsched.planning.compare import expect, verdict
 from tlsched.planning.ddp import ddp_plan
-from tlsched.planning.fabric import Fabric, lab_fabric
+from tlsched.planning.fabric import Fabric
 from tlsched.planning.fusing import fused, plan_on, profile_of_plan
 from tlsched.planning.lanes import choose_lanes, find_lanes
 from tlsched.planning.lateness import Lanes, iteration_s, oracle_s
@@ -57,7 +57,7 @@ def _standard(profile: Profile) -> Profile:
 @pytest.mark.parametrize("name", SHAPE_NAMES)
 def test_a_shapes_plan_is_close_to_the_oracle(name: str, where: str, ratio: float) -> None:
     """The oracle has a lane for each module, and its buckets cost nothing to start."""
-    fabric = lab_fabric(4, 1e9) if where == "lab" else Fabric(4, 10e9)
+    fabric = Fabric(4, 1e9 if where == "lab" else 10e9)
     whole = 4 * sum(layer.elements for layer in layers_of(name))
     profile = _shape(name, fabric, ratio, LAB_BYTES / whole if where == "lab" else 1.0)
     free = Fabric(4, fabric.rate_bps, step_s=0.0, efficiency=fabric.efficiency)

@@ -16,9 +16,6 @@ STEP_S = 150e-6
 # How long rank 0's order takes to be heard and done by the others: a small message and a thread
 # that wakes. Measured over loopback with four ranks on two cores.
 ORDER_S = 200e-6
-# The same two of a lab, whose hosts share one machine's processors.
-LAB_STEP_S = STEP_S
-LAB_EFFICIENCY = PAYLOAD_SHARE
 # Collectives of one lane that gloo works on at a time (ProcessGroupGloo's threads).
 AT_ONCE = 1
 
@@ -116,8 +113,3 @@ class Fabric:
     def seconds(self, size: float) -> float:
         """How long ``size`` bytes of gradients occupy a link that nothing else uses."""
         return size * self.loads[0] * 8 / self.rate_bps
-
-
-def lab_fabric(hosts: int, rate_bps: float) -> Fabric:
-    """The fabric of a lab (:mod:`tlsched.lab`) with gloo's ring on it, as it was measured there."""
-    return Fabric(hosts, rate_bps, step_s=LAB_STEP_S, efficiency=LAB_EFFICIENCY)

@@ -23,7 +23,7 @@ from tlsched.planning.tuning import Tuning
 from tlsched.shim.agreement import Agreement
 from tlsched.shim.lanes import Lane
 from tlsched.shim.roster import Roster
-from tlsched.shim.sockets import ends
+from tlsched.shim.sockets import ends, receive_exactly
 
 _HEAD = struct.Struct("!QQI")  # round, partition in bytes, how many buckets follow
 _HELLO = struct.Struct("!16sI")  # token, rank
@@ -134,8 +134,10 @@ class Follower:
     def _read(self) -> None:
         while True:
             try:
-                number, partition_bytes, count = _HEAD.unpack(_exactly(self._leader, _HEAD.size))
-                buckets = struct.unpack(f"!{count}I", _exactly(self._leader, 4 * count))
+                number, partition_bytes, count = _HEAD.unpack(
+                    receive_exactly(self._leader, _HEAD.size)
+                )
+                buckets = struct.unpack(f"!{count}I", receive_exactly(self._leader, 4 * count))
             except OSError:
                 break
             with self._lock:
@@ -242,18 +244,7 @@ def _welcome(sock: socket.socket, token: bytes) -> int | None:
     """The rank that has connected, if it is one."""
     sock.settimeout(_HELLO_S)
     try:
-        shown, rank = _HELLO.unpack(_exactly(sock, _HELLO.size))
+        shown, rank = _HELLO.unpack(receive_exactly(sock, _HELLO.size))
     except OSError:
         return None
     return int(rank) if secrets.compare_digest(shown, token) else None
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    """``size`` bytes. Raises OSError when the other end closes before."""
-    parts = bytearray()
-    while len(parts) < size:
-        part = sock.recv(size - len(parts))
-        if not part:
-            raise ConnectionResetError("closed")
-        parts += part
-    return bytes(parts)

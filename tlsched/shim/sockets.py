@@ -147,3 +147,14 @@ def _connections() -> Iterator[Connection]:
 def _address(raw: tuple[object, ...]) -> Address:
     host = str(raw[0]).split("%", 1)[0].removeprefix("::ffff:")
     return host, int(str(raw[1]))
+
+
+def receive_exactly(sock: socket.socket, size: int) -> bytes:
+    """``size`` bytes. Raises OSError when the other end closes before."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = sock.recv(size - len(parts))
+        if not part:
+            raise ConnectionResetError("it closed the connection")
+        parts += part
+    return bytes(parts)

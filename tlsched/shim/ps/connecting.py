@@ -11,6 +11,7 @@ from tlsched.errors import CommunicationError
 from tlsched.shim.ps.channel import mark
 from tlsched.shim.ps.listening import Address
 from tlsched.shim.ps.wire import HEAD, TROUBLE_BYTES, Hello, Kind, read_trouble, unpack
+from tlsched.shim.sockets import receive_exactly
 
 CONNECT_S = 10.0  # how long a server may take to be there, and to answer
 _RETRY_S = 0.1
@@ -59,10 +60,10 @@ def connect(place: Place, hello: Hello, band: Band | None) -> socket.socket:
 
 
 def _be_welcomed(sock: socket.socket, place: Place) -> None:
-    answer = unpack(_exactly(sock, HEAD.size))
+    answer = unpack(receive_exactly(sock, HEAD.size))
     if answer.kind == Kind.WELCOME:
         return
-    refusal = read_trouble(_exactly(sock, min(answer.length, TROUBLE_BYTES)))
+    refusal = read_trouble(receive_exactly(sock, min(answer.length, TROUBLE_BYTES)))
     raise CommunicationError(
         f"{place} turns this worker away: {refusal.text}",
         hint="all workers need the same servers, token and version",
@@ -79,14 +80,3 @@ def _patiently(address: Address) -> socket.socket:
             if time.monotonic() > end_s:
                 raise
             time.sleep(_RETRY_S)
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    """``size`` bytes. Raises OSError when the other end closes before."""
-    parts = bytearray()
-    while len(parts) < size:
-        part = sock.recv(size - len(parts))
-        if not part:
-            raise ConnectionResetError("it closed the connection")
-        parts += part
-    return bytes(parts)
